@@ -411,9 +411,19 @@ def test_odd_settings_of_hydra_itself_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_an_argument_of_the_trainer_that_overflows_is_refused():
-    with pytest.raises(UserError, match="trainer: cannot convert float infinity"):
-        _build_quiet_trainer({"max_time": {"days": float("inf")}}, [])
+@pytest.mark.parametrize(
+    ("argument", "said", "cause"),
+    [
+        ({"max_time": {"days": float("inf")}}, "cannot convert float infinity", OverflowError),
+        ({"max_time": 3}, "'int' object has no attribute 'total_seconds'", AttributeError),
+    ],
+)
+def test_an_argument_that_fails_inside_of_the_trainer_is_refused_with_its_cause(
+    argument, said, cause
+):
+    with pytest.raises(UserError, match=f"trainer: {said}") as caught:
+        _build_quiet_trainer(argument, [])
+    assert isinstance(caught.value.__cause__, cause)
 
 
 @pytest.mark.parametrize(

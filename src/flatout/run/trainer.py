@@ -1,8 +1,10 @@
 """Build the Trainer of a run, once, from arguments a reader can see.
 
-The arguments are flatout's, then those of the settings, which win, then what only the run knows:
-ranks, strategy, loggers, accumulation. Its callbacks are the fast loop, curves, checkpoints and the
-user's own. Open this file to add a callback to every run.
+Later arguments win: flatout's defaults, those of the settings, then what only the run knows, such
+as ranks, strategy and loggers. The callbacks are the fast loop, those of the run's parts, curves,
+the profiler, early stopping, those of the settings, and checkpoints. Whatever only reads curves is
+a `Listener` (`_build_listeners`), which the first rank alone has; a callback runs on every rank.
+Open this file to add either to every run.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ from flatout.run_log import Choice
 
 
 def build_training(run: Run, signals: Signals, start: Start | None) -> Training:
-    """Lightning's Trainer with our callbacks; `start`: the checkpoint to resume from."""
+    """Lightning's Trainer with our callbacks; `start`: the checkpoint to resume from.
+
+    The hardware is written into the run's summary.
+    """
     settings = run.settings
     config = settings.asked
     folder = run.folder
@@ -57,8 +62,9 @@ def build_training(run: Run, signals: Signals, start: Start | None) -> Training:
     )
     has_card = any(source.name == "gpu" for source in monitor.watch.sources)
     loggers = _build_loggers(run, resumed_from, has_card=has_card)
+    is_new = not resumed_from  # a run that is resumed at step 0 has no curves to continue either
     curves = RunCurves(
-        _build_listeners(run, loggers, is_new=not resumed_from),
+        _build_listeners(run, loggers, is_new=is_new),
         config.monitor.flush_every,
         timer=StepTimer(callbacks=config.callbacks),
         monitor=monitor,
@@ -76,7 +82,7 @@ def build_training(run: Run, signals: Signals, start: Start | None) -> Training:
         *_build_profiler(settings, folder),
         *stopping,
         *config.callbacks.values(),
-        checkpoints,
+        checkpoints,  # Lightning moves checkpoints behind all others anyway
     ]
     arguments = {
         **_trainer_arguments(run),
@@ -112,7 +118,7 @@ def _build_checkpoints(run: Run, signals: Signals) -> ExactCheckpoint:
 
 
 def _trainer_arguments(run: Run) -> dict[str, Any]:
-    """Ours, then those of the settings, which win, then how many processes there are."""
+    """Our defaults, then those of the settings, then those of the ranks; later ones win."""
     settings = run.settings
     config = settings.asked
     flush_every = config.monitor.flush_every
@@ -130,7 +136,10 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
 
 
 def _default_arguments(precision: Choice[Precision], ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Arguments that settings may change; what flatout does itself is off."""
+    """Arguments that settings may change; what flatout does itself is off.
+
+    With `trainer.plugins` the callback of checkpoints sets how they are written (`route_folders`).
+    """
     plugins: list[Any] = [FolderCheckpointIO()]
     if ranks.are_several:
         plugins.append(ranks.environment())
@@ -150,18 +159,18 @@ def _build_stopping(settings: Settings) -> list[EarlyStopping]:
     checkpoint = settings.asked.checkpoint
     until = settings.asked.until
     target = None if until is None else Target.of(until)
-    patience: dict[str, int] = {}  # by the metric that is watched
+    patience_of: dict[str, int] = {}  # by the metric that is watched
     if target is not None:
-        patience[f"val/{target.metric}"] = sys.maxsize
+        patience_of[f"val/{target.metric}"] = sys.maxsize
     if checkpoint.patience is not None and settings.monitor is not None:
-        patience[settings.monitor] = checkpoint.patience
+        patience_of[settings.monitor] = checkpoint.patience
     stopping = []
-    for monitor, most in patience.items():
+    for monitor, patience in patience_of.items():
         is_target = target is not None and monitor == f"val/{target.metric}"
         stopper = EarlyStopping(
             monitor,
             mode=checkpoint.mode_of(monitor.removeprefix("val/")),
-            patience=most,
+            patience=patience,
             min_delta=checkpoint.min_delta,
             stopping_threshold=target.value if target is not None and is_target else None,
             check_on_train_epoch_end=False,
@@ -198,7 +207,7 @@ def _build_listeners(run: Run, loggers: RunLoggers, *, is_new: bool) -> list[Lis
         live=settings.asked.monitor.progress,
     )
     curves = MetricsFile(folder.path / "metrics.csv", names, is_new=is_new)
-    # first: a checkpoint behind it would make the folder again
+    # The watch is first: it ends a run whose folder is gone, before others write into it again.
     return [FolderWatch(folder.path), curves, loggers, progress]
 
 
@@ -215,20 +224,24 @@ def _build_loggers(run: Run, resumed_from: int | None, *, has_card: bool) -> Run
 
 
 def _build_quiet_trainer(arguments: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
-    """Lightning's Trainer, without its own messages; what it refuses is a user's mistake."""
+    """Lightning's Trainer, without its own messages; what it refuses is a user's mistake.
+
+    The cause stays with the error: from Python a defect of ours in an argument has its traceback.
+    """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # Lightning checks few of its arguments. So settings of the right type fail somewhere inside:
+    # max_time=3 is an AttributeError, {days: inf} an OverflowError, accelerator=tpu an ImportError.
     try:
         return L.Trainer(**arguments, callbacks=callbacks)
     except (
         ArithmeticError,
         AttributeError,
         ImportError,
-        LookupError,
         MisconfigurationException,
         TypeError,
         ValueError,
     ) as error:
         raise UserError(
             "trainer", str(error), hint="These settings go to Lightning's Trainer."
-        ) from None
+        ) from error
