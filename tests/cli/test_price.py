@@ -44,7 +44,7 @@ def test_one_run_is_priced_in_lines(capsys):
     assert verb("price", *SMALL, "price.watts=50", "price.per_hour=2") == 0
     printed = capsys.readouterr().out
     assert "for nothing: the linear model on words and n-grams has test/accuracy" in printed
-    for name in ("steps", "time", "of it", "memory", "energy", "money"):
+    for name in ("steps", "time", "parts", "memory", "energy", "money"):
         assert f"\n{name} " in printed
     assert "90 % interval" in printed
 

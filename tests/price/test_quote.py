@@ -53,7 +53,7 @@ def test_a_quote_has_what_the_plan_knows_and_what_was_measured():
     assert quote.kwh == pytest.approx(50 * quote.expected.value_s / 3.6e6)
     assert quote.money == pytest.approx(quote.expected.value_s / 1_000)
     names = [name for name, _ in quote.lines()]
-    assert names == ["steps", "time", "of it", "memory", "energy", "money"]
+    assert names == ["steps", "time", "parts", "memory", "energy", "money"]
 
 
 def test_what_is_not_known_is_said_or_left_out():
@@ -102,7 +102,7 @@ def test_a_price_on_a_card_is_narrow_in_nothing_and_ignores_runs_here():
     assert expected.value_s < here.expected.value_s
     assert expected.high_s / expected.value_s > 1.1
     assert there.counted == ["data sheet"]
-    assert there.host_gb is None
+    assert there.host_peak_gb is None
     with pytest.raises(UserError, match=r"--on: no card 'h10' \(h100, a100.*Did you mean 'h100'"):
         require_card("h10")
 

@@ -1,6 +1,8 @@
 """The price of a run that has not begun, from the summary of a short try of it.
 
-`Quote` says how long the run will take, what memory, energy and money, and in which parts.
+`Quote` says how long the run will take, what memory, energy and money, and in which parts. Open
+this file to change what is printed of it, or how quotes are added up. `close_price` in
+`run/pricing.py` wrote the facts that a quote is made of.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from flatout.price.expected_end import BUSY
 from flatout.price.settings import PriceConfig, as_kwh
 from flatout.price.words import describe_money, describe_seconds
 
+_SHOWN_S = 0.05  # parts of the time from so many seconds on are printed
+_SHOWN_PADDING = 0.0005  # padding from this share on is printed: it is 0.1 % when rounded
+
 
 @dataclass(frozen=True, slots=True)
 class Quote:
@@ -24,12 +29,12 @@ class Quote:
 
     expected: Expected
     kwh: float | None
-    counted: list[str]  # what the energy is of
+    counted: list[str]  # what the energy was counted on, such as the processor and the card
     money: float | None
     currency: str
-    host_gb: float | None = None
-    card_gb: float | None = None
-    free_gb: float | None = None  # of this machine, which a run of now could take
+    host_peak_gb: float | None = None
+    card_peak_gb: float | None = None
+    free_gb: float | None = None  # memory of this machine that is free now
     length: str = ""  # steps, epochs and tokens
     busy: float = 0.0  # fraction of the machine that other processes took in the try
     validations: int = 0
@@ -39,15 +44,15 @@ class Quote:
         parts = [
             f"{name} {describe_seconds(seconds)}"
             for name, seconds in self.expected.parts_s.items()
-            if seconds >= 0.05
+            if seconds >= _SHOWN_S
         ]
         energy = "not known: no counter can be read here; price.watts=WATTS sets it"
         if self.kwh is not None:
             energy = f"{self.kwh:.3g} kWh ({', '.join(self.counted)})"
         _, memory, _, money = self.cells()
-        if self.free_gb is not None and self.host_gb is not None:
+        if self.free_gb is not None and self.host_peak_gb is not None:
             memory += f"; {self.free_gb:.1f} GB are free here"
-            if self.host_gb > self.free_gb:
+            if self.host_peak_gb > self.free_gb:
                 memory += ", so it does not fit: a smaller data.batch_size or model takes less"
         others = ""
         if self.busy >= BUSY:
@@ -55,8 +60,8 @@ class Quote:
         rows = [
             ("steps", self.length),
             ("time", f"{self.expected}, 90 % interval"),
-            ("of it", ", ".join(parts)),
-            ("beside it", others),
+            ("parts", ", ".join(parts)),
+            ("other load", others),
             ("memory", memory),
             ("energy", energy),
             ("money", money),
@@ -65,9 +70,9 @@ class Quote:
 
     def cells(self) -> tuple[str, str, str, str]:
         """Time, memory, kWh and money; empty where unknown."""
-        memory = "" if self.host_gb is None else f"{self.host_gb:.2f} GB"
-        if self.card_gb is not None:
-            memory += f", on the card {self.card_gb:.2f} GB"
+        memory = "" if self.host_peak_gb is None else f"{self.host_peak_gb:.2f} GB"
+        if self.card_peak_gb is not None:
+            memory += f", on the card {self.card_peak_gb:.2f} GB"
         kwh = "" if self.kwh is None else f"{self.kwh:.3g}"
         money = "" if self.money is None else describe_money(self.money, self.currency)
         return str(self.expected), memory, kwh, money
@@ -99,7 +104,7 @@ def _sum_of_known(values: Sequence[float | None]) -> float | None:
 
 
 def scaled(quote: Quote, value: float, low: float, high: float) -> Quote:
-    """What so many times a run takes: `value` times, between `low` and `high` times."""
+    """The quote of several runs like this one: `value` of them, at least `low`, at most `high`."""
     expected = quote.expected
     value_s = value * expected.value_s
     return replace(
@@ -115,9 +120,9 @@ def quote_of(
 ) -> Quote:
     """The quote of the run of which `summary` is a short try.
 
-    `card`, `devices`: cards that are not here, by arithmetic.
+    `card`, `devices`: a card that is not here, and how many of it; by arithmetic.
     """
-    facts = summary["price"]
+    facts = summary["price"]  # as `close_price` wrote them
     require(
         "costs" in facts,
         "price",
@@ -142,7 +147,7 @@ def quote_of(
     padding_share = plan["padding_share"]
     if summary["data"].get("tokens") is not None:
         length += f", {plan['computed_tokens'] * (1 - padding_share):,.0f} tokens"
-    if padding_share >= 0.0005:
+    if padding_share >= _SHOWN_PADDING:
         length += f", padding {padding_share:.1%}"
     return Quote(
         expected,
@@ -150,8 +155,8 @@ def quote_of(
         counted,
         price.money(expected.value_s, kwh),
         price.currency,
-        host_gb=facts.get("host_peak_gb") if card is None else None,
-        card_gb=facts.get("card_peak_gb") if card is None else None,
+        host_peak_gb=facts.get("host_peak_gb") if card is None else None,
+        card_peak_gb=facts.get("card_peak_gb") if card is None else None,
         free_gb=free_bytes() / 1e9 if card is None else None,
         length=length,
         busy=facts["busy"] if card is None else 0.0,
