@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.checks.twins import RECORD, RecordFiles, find_twins
+from flatout.data.checks.record_files import RECORD, RecordFiles
+from flatout.data.checks.twins import find_twins
 from flatout.errors import UserError
 
 TEXTS = ["one", "One", "two", "Two!", "three"]

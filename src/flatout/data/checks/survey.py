@@ -21,16 +21,10 @@ from flatout.data.checks.cleaning import Alike, RowRule
 from flatout.data.checks.findings import KINDS, Findings, Level, Remark, counted
 from flatout.data.checks.labels import LabelCensus
 from flatout.data.checks.lengths import Lengths
+from flatout.data.checks.record_files import RECORD, RecordFiles, Records
+from flatout.data.checks.record_splits import assigner
 from flatout.data.checks.seen import WHOLE, BuildPart, KeptFiles, Rules, Seen, ahead
-from flatout.data.checks.twins import (
-    RECORD,
-    Mask,
-    RecordFiles,
-    Records,
-    Twins,
-    assigner,
-    find_twins,
-)
+from flatout.data.checks.twins import Mask, Twins, find_twins
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.tables.prints import prints_of

@@ -1,178 +1,21 @@
 """Texts that occur more than once: repeated, labelled in two ways, or on both sides of a split.
 
-Each row leaves a record of fixed size with the hashes of its text. `RecordFiles` keeps the records
-in 64 files by their hash, so equal texts meet in the same file. Only one file at a time is in
-memory, however many rows there are. `assigner` gives the records of a file their splits, then
-`find_twins` compares them. What becomes of rows with a twin is decided in `survey`.
+`find_twins` compares the records of one file of `record_files.py`, after `record_splits.py` gave
+them their splits. Texts are equal, or equal in their letters and digits; texts that are merely
+similar are not found. Open this file to change what counts as a twin. What becomes of rows with a
+twin is decided in `survey.py`.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.checks.findings import counted
-from flatout.data.tables.splits import (
-    Dealer,
-    SplitBy,
-    Splitting,
-    reseeded,
-    split_by_hash,
-    split_groups,
-)
-from flatout.errors import explain_full_tmpdir, require
+from flatout.data.checks.record_files import Records
 
-RECORD = np.dtype(
-    [
-        ("alike", "u8"),  # hash of the text's letters and digits
-        ("exact", "u8"),  # hash of the text as it stands
-        ("group", "u8"),  # hash of the value of `data.group`
-        ("row", "i8"),  # number of the row in its table
-        ("code", "i4"),  # number of its label
-        ("table", "i1"),  # number of the split that its table was given for
-    ],
-    align=True,
-)
-"""What is kept of a row to compare it with others."""
-_USE_OF_TMPDIR = f"comparing texts takes {RECORD.itemsize} bytes a row there"
-# Bits of the hash `alike` that choose a record's file.
-_FILE_BITS = 6
-_NUM_FILES = 1 << _FILE_BITS
-# A file of records stays in memory up to so many bytes, then goes to the disk.
-_MEMORY_BYTES = 1 << 20
-_MOST_WAITING = 4  # blocks of records that wait to be written; a fifth makes the reader wait
-Records = NDArray[np.void]
 Mask = NDArray[np.bool_]
-# Gives the records of one file their splits: 0 training, 1 validation, 2 test.
-Assigner = Callable[[Records], NDArray[np.int8]]
-
-
-class RecordFiles:
-    """Records in files by the first bits of their hash. A thread of its own writes them."""
-
-    def __init__(self) -> None:
-        # `close` closes them
-        self._files = [
-            tempfile.SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115
-            for _ in range(_NUM_FILES)
-        ]
-        self._thread = ThreadPoolExecutor(1)
-        self._waiting: list[Future[None]] = []
-
-    def close(self) -> None:
-        """Remove all files."""
-        self._thread.shutdown()
-        for file in self._files:
-            with suppress(OSError):  # a full disk refuses what is still to be written
-                file.close()
-
-    def add(self, records: Records) -> None:
-        """Hand records to the thread that writes them, in the order of the calls."""
-        while len(self._waiting) >= _MOST_WAITING:
-            with explain_full_tmpdir(_USE_OF_TMPDIR):
-                self._waiting.pop(0).result()
-        self._waiting.append(self._thread.submit(self._write, records))
-
-    def parts(self) -> Iterator[Records]:
-        """The records of one file after the other, once all are written."""
-        with explain_full_tmpdir(_USE_OF_TMPDIR):
-            while self._waiting:
-                self._waiting.pop().result()
-        for file in self._files:
-            with explain_full_tmpdir(_USE_OF_TMPDIR):
-                file.seek(0)
-                content = file.read()
-            yield np.frombuffer(content, RECORD)
-
-    def _write(self, records: Records) -> None:
-        file_numbers = (records["alike"] >> np.uint64(64 - _FILE_BITS)).astype(np.uint8)
-        records = records.take(np.argsort(file_numbers, kind="stable"))
-        ends = np.cumsum(np.bincount(file_numbers, minlength=_NUM_FILES))
-        parts = np.split(records, ends[:-1])
-        for file, part in zip(self._files, parts, strict=True):
-            file.write(part.tobytes())
-
-
-def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
-    """The function that assigns splits to records, by the settings in `splitting`.
-
-    Rows of a table that the user names for validation or test stay there. `strata` has a stratum
-    for each number of a label; it is used where splits are stratified.
-    """
-    if not any(splitting.shares.values()):
-        return lambda records: records["table"].astype(np.int8)
-    if splitting.by is SplitBy.group:
-        assign = _by_group(splitting, files)
-    else:
-        assign = _by_text(splitting, strata if splitting.by is SplitBy.stratified else None)
-
-    def assign_training_rows(records: Records) -> NDArray[np.int8]:
-        splits = records["table"].astype(np.int8)
-        is_of_training_table = splits == 0
-        if is_of_training_table.all():
-            return assign(records)
-        splits[is_of_training_table] = assign(records[is_of_training_table])
-        return splits
-
-    return assign_training_rows
-
-
-def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner:
-    """Assign splits by a hash of the text, or by its stratum.
-
-    With `strata`, texts are dealt out one by one within each stratum. A text with several labels
-    counts in the lowest of their strata, and all its rows get one split.
-    """
-    if strata is None:
-        return lambda records: split_by_hash(
-            reseeded(records["alike"], splitting.seed), **splitting.shares
-        )
-    dealer = Dealer(int(strata.max()) + 1, **splitting.shares)
-
-    def assign(records: Records) -> NDArray[np.int8]:
-        hashes = reseeded(records["alike"], splitting.seed)
-        # Rows "hi" of stratum 3, "hi" of 1 and "yo" of 2: texts [hi, yo], strata [1, 2]
-        texts, text_of_row = np.unique(hashes, return_inverse=True)
-        lowest_stratum = np.full(len(texts), strata.max())
-        np.minimum.at(lowest_stratum, text_of_row, strata[records["code"]])
-        return dealer.deal(lowest_stratum)[text_of_row]
-
-    return assign
-
-
-def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
-    """Assign whole groups, after all records were read once to count the rows of each."""
-    groups = np.empty(0, np.uint64)
-    rows_of_group = np.empty(0, np.int64)
-    # Two files going through:
-    #
-    #     so far            groups [4, 9]       rows [2, 1]
-    #     a file adds       groups [7, 9]       rows [1, 5]
-    #     together          groups [4, 7, 9]    rows [2, 1, 6]    number of 4 9 7 9: 0 2 1 2
-    for records in files.parts():
-        is_of_training_table = records["table"] == 0
-        new_groups, counts = np.unique(records["group"][is_of_training_table], return_counts=True)
-        groups, number = np.unique(np.append(groups, new_groups), return_inverse=True)
-        all_counts = np.append(rows_of_group, counts)
-        rows_of_group = np.bincount(number, weights=all_counts).astype(np.int64)
-    needed = 1 + sum(share > 0 for share in splitting.shares.values())
-    require(
-        len(groups) >= needed,
-        "data.group",
-        (
-            f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed}"
-            " splits"
-        ),
-        hint="Name another column, or give a file for each split.",
-    )
-    splits = split_groups(groups, rows_of_group, **splitting.shares, seed=splitting.seed)
-    return lambda records: splits[np.searchsorted(groups, records["group"])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,9 +166,9 @@ def split_by_hash(
 class Dealer:
     """Deals the distinct texts of each class, so that every split gets its share of every class."""
 
-    # The caller (`data/checks/twins.py`) sorts texts by their hashes and may call several times. A
-    # text of a class leaves training when its turn times the share of both splits passes a whole
-    # number. Among those, the test takes its share in the same way. With a tenth each:
+    # The caller (`data/checks/record_splits.py`) sorts texts by their hashes and may call several
+    # times. A text of a class leaves training when its turn times the share of both splits passes a
+    # whole number. Among those, the test takes its share in the same way. With a tenth each:
     #
     #     turn in the class      0  1  2  3  4  5  6  7  8  9
     #     2/10 of all leave      .  .  .  .  x  .  .  .  .  x
