@@ -20,7 +20,7 @@ from flatout.errors import explain_full_tmpdir
 
 RECORD = np.dtype(
     [
-        ("alike", "u8"),  # hash of the text's letters and digits
+        ("alike", "u8"),  # hash of the text's letters and digits: equal for texts that are alike
         ("exact", "u8"),  # hash of the text as it stands
         ("group", "u8"),  # hash of the value of `data.group`
         ("row", "i8"),  # number of the row in its table

@@ -1,6 +1,6 @@
 """Which split each row is in: by its text, dealt out by classes, or by whole groups of rows.
 
-`assigner` reads the settings of the split, and returns a function from the records of a file to
+`choose_assigner` reads the settings of the split, and returns a function from the records of a file to
 their splits. Equal texts get one split, as equal hashes do. Open this file to add a way to split;
 how shares are dealt stands in `data/tables/splits.py`.
 """
@@ -24,14 +24,17 @@ from flatout.data.tables.splits import (
 )
 from flatout.errors import require
 
-# Gives the records of one file their splits: 0 training, 1 validation, 2 test.
+# Gives the records of one file their splits: 0 training, 1 validation, 2 test. Call it once for each
+# file, in the order of files: where classes are dealt out, it counts on from the file before.
 Assigner = Callable[[Records], NDArray[np.int8]]
 
 
-def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
+def choose_assigner(
+    splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]
+) -> Assigner:
     """The function that assigns splits to records, by the settings in `splitting`.
 
-    Rows of a table that the user names for validation or test stay there. `strata` has a stratum
+    Rows of the files that settings name for validation or test stay there. `strata` has a stratum
     for each number of a label; it is used where splits are stratified.
     """
     if not any(splitting.shares.values()):

@@ -22,7 +22,7 @@ from flatout.data.checks.findings import KINDS, Findings, Level, Remark, counted
 from flatout.data.checks.labels import LabelCensus
 from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.record_files import RECORD, RecordFiles, Records
-from flatout.data.checks.record_splits import assigner
+from flatout.data.checks.record_splits import choose_assigner
 from flatout.data.checks.seen import WHOLE, BuildPart, KeptFiles, Rules, Seen, ahead
 from flatout.data.checks.twins import Mask, Twins, find_twins
 from flatout.data.problem import Problem
@@ -232,7 +232,7 @@ class TextSurvey:
         """
         stands_for = self.census.unify(self._rows_by_code)
         strata = self.census.strata(self._rows_by_code)
-        assign = assigner(self.splitting, files, strata[stands_for])
+        assign = choose_assigner(self.splitting, files, strata[stands_for])
         # Without classes there is nothing to count for the census: a table without rows.
         has_classes = self.problem.has_classes
         rows_by_split = np.zeros((len(SPLITS) * has_classes, len(stands_for)), np.int64)

@@ -24,7 +24,8 @@ class Twins:
 
     # Training rows with the text and the label of an earlier training row.
     repeated: Mask
-    # Training rows like an earlier one in letters and digits, but not equal to it.
+    # Training rows like the first such row in letters and digits, but not equal to it. One that
+    # equals a later row is `repeated`, too.
     alike: Mask
     # Rows whose text has another label elsewhere.
     conflict: Mask
@@ -51,7 +52,7 @@ def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.
     rows = _places_of_repeated(records["alike"])  # most rows have no twin, and are done here
     if len(rows):
         few = records[rows]
-        # Twins come to stand side by side: by letters, by exact text, by label, in file order.
+        # Sorted by letters, exact text and label, then in file order: twins stand side by side.
         order = np.lexsort((few["row"], few["table"], codes[rows], few["exact"], few["alike"]))
         rows = rows[order]
         few = few[order]
