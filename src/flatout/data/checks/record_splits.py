@@ -1,8 +1,8 @@
 """Which split each row is in: by its text, dealt out by classes, or by whole groups of rows.
 
-`choose_assigner` reads the settings of the split, and returns a function from the records of a file to
-their splits. Equal texts get one split, as equal hashes do. Open this file to add a way to split;
-how shares are dealt stands in `data/tables/splits.py`.
+`choose_assigner` reads the settings of the split, and returns a function from the records of a file
+to their splits. Texts that are alike get one split, unless groups decide. Open this file to add a
+way to split; how shares are dealt stands in `data/tables/splits.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from flatout.data.tables.splits import (
 )
 from flatout.errors import require
 
-# Gives the records of one file their splits: 0 training, 1 validation, 2 test. Call it once for each
-# file, in the order of files: where classes are dealt out, it counts on from the file before.
+# Gives the records of one file their splits: 0 training, 1 validation, 2 test. Call it once for
+# each file, in the order of files: where classes are dealt out, it counts on from the file before.
 Assigner = Callable[[Records], NDArray[np.int8]]
 
 

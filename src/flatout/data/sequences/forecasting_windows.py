@@ -24,11 +24,11 @@ from flatout.data.sequences.window_batches import WindowBatches, gather_runs, jo
 from flatout.data.store.store import Array
 from flatout.errors import UserError, require
 
-# what is read of a `TimeSeriesDataSet`
+# the columns that are read of a `TimeSeriesDataSet`
 _COLUMNS = ("reals", "categoricals", "time", "weight", "groups")
 Lengths = NDArray[np.int32]  # [B] rows of each window
 Pair = tuple[Tensor, Tensor]  # values of encoder and decoder: [B, T] or [B, T, C]
-Columns = dict[str, Any]  # arrays of a table or of its windows, by name; None where there is none
+Columns = dict[str, Any]  # arrays by name; None for a column that the dataset lacks
 
 
 class Normalizer(Protocol):
@@ -84,6 +84,7 @@ def open_datasets(sources: Iterable[object]) -> Iterator[ForecastingDataset]:
 
 
 def _check_datasets(sources: Iterable[object]) -> Iterator[ForecastingDataset]:
+    """The same datasets; each is checked when it is its turn."""
     for source in sources:
         if not is_forecasting(source):
             raise UserError(
@@ -170,7 +171,7 @@ class ForecastingWindows(WindowBatches):
                 continue
             for values, side, length in zip(reals, targets[number], lengths, strict=True):
                 scaled = normalizer.transform(side, target_scale=scales[number])
-                values[:, :, about.reals.index(name)] = _blank(scaled, length)
+                values[:, :, about.reals.index(name)] = _zero_behind(scaled, length)
 
     def _write_lengths(self, reals: Pair, past: Lengths, future: Lengths) -> None:
         """Write the inputs that depend on where a window is cut: relative time, encoder length."""
@@ -181,11 +182,11 @@ class ForecastingWindows(WindowBatches):
         for values, first, length in zip(reals, (-past, 0 * past), (past, future), strict=True):
             if about.add_relative_time_idx:
                 steps = torch.from_numpy(first[:, None] + np.arange(values.shape[1]))
-                times = _blank(steps.to(values.dtype) / most, length)
+                times = _zero_behind(steps.to(values.dtype) / most, length)
                 values[:, :, about.reals.index("relative_time_idx")] = times
             if about.add_encoder_length:
                 shares = share.expand(values.shape[:2]).to(values.dtype)
-                values[:, :, about.reals.index("encoder_length")] = _blank(shares, length)
+                values[:, :, about.reals.index("encoder_length")] = _zero_behind(shares, length)
 
 
 def _is_per_window(normalizer: object) -> bool:
@@ -202,7 +203,7 @@ def _scale(target: Tensor, past: Lengths, normalizer: Normalizer) -> Tensor:
     return scale
 
 
-def _blank(values: Tensor, length: Lengths) -> Tensor:
+def _zero_behind(values: Tensor, length: Lengths) -> Tensor:
     """`[B, T]` with zeros behind the end of each window."""
     is_inside = np.arange(values.shape[1]) < length[:, None]
     return values.where(torch.from_numpy(is_inside), 0)
@@ -223,7 +224,7 @@ def _read(source: ForecastingDataset, before: int) -> Columns:
     last = source.index["index_end"].to_numpy()
     rows = last - first + 1
     is_whole = bool((rows == source.index["sequence_length"].to_numpy()).all())
-    _require(
+    _require_served(
         is_whole,
         "allow_missing_timesteps",
         "some windows lack time steps, which it fills while it loads",
@@ -250,7 +251,7 @@ def _read(source: ForecastingDataset, before: int) -> Columns:
 
 def _require_plain(source: ForecastingDataset) -> None:
     """Refuse a dataset that changes windows while it loads in ways that are not done here."""
-    _require(
+    _require_served(
         source.randomize_length is None,
         "randomize_length",
         "windows of random length",
@@ -258,16 +259,16 @@ def _require_plain(source: ForecastingDataset) -> None:
     )
     others = [name for name in source.reals if name not in source.target_names]
     scaled = [name for name in others if _is_per_window(source.get_transformer(name))]
-    _require(
+    _require_served(
         not scaled, "scalers", f"{', '.join(scaled)} scaled by each window", "Scale it by group"
     )
     is_scaled = source.add_target_scales and any(map(_is_per_window, source.target_normalizers))
-    _require(
+    _require_served(
         not is_scaled, "add_target_scales", "scales of each window as inputs", "Set it to False"
     )
 
 
-def _require(condition: bool, setting: str, problem: str, fix: str) -> None:
+def _require_served(condition: bool, setting: str, problem: str, fix: str) -> None:
     require(
         condition,
         f"TimeSeriesDataSet.{setting}",

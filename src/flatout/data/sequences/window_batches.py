@@ -31,7 +31,7 @@ Batch = TypeVar("Batch")
 Nested = Tensor | None | dict[str, "Nested"] | tuple["Nested", ...] | list["Nested"]
 
 
-def take_whole(batch: Batch) -> Batch:
+def keep_batch(batch: Batch) -> Batch:
     """The `collate_fn` of a dataset whose `__getitems__` returns whole batches."""
     return batch
 

@@ -36,7 +36,7 @@ from flatout.data.sequences.window_batches import (
     WindowBatches,
     gather_runs,
     join_arrays,
-    take_whole,
+    keep_batch,
 )
 from flatout.data.tables.formats.in_memory import table_of
 from flatout.data.tables.table import require_columns
@@ -75,7 +75,7 @@ def windows(
     `static` it is a mapping of `past` and these. y is `[B, H, targets]`.
 
     A `source` may also be a `TimeSeriesDataSet` of pytorch-forecasting, or several, which are read
-    in turn. It defines its own windows: of the other settings those from `batch_size` on count.
+    in turn. It defines its own windows, so only settings from `batch_size` on may be set beside it.
     """
     require(batch_size > 0, "batch_size", f"{batch_size}", allowed="1 or more")
     dataset: WindowBatches
@@ -109,7 +109,7 @@ def windows(
         dataset,
         batch_size,
         sampler=SeededOrder(dataset, seed) if shuffle else None,
-        collate_fn=take_whole,
+        collate_fn=keep_batch,
         drop_last=drop_last,
         num_workers=num_workers,
         pin_memory=pin_memory,
