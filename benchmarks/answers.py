@@ -46,7 +46,8 @@ from flatout.data.samples.headlines import HeadlinesTable
 from flatout.data.samples.tweets import TweetsTable
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.inference.export import export_encoder, quiet_library
-from flatout.inference.forms import Form, answer_mixed_rows, forms_of_run, texts_of_folder, together
+from flatout.inference.folder_predictors import texts_of_folder
+from flatout.inference.forms import Form, answer_mixed_rows, forms_of_run, together
 from flatout.inference.verify import SplitAnswer, Verified, verify
 from flatout.models.textcnn import TextCNNConfig
 

@@ -39,7 +39,7 @@ from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 from flatout.inference.export import export, made_up_rows
-from flatout.inference.forms import predictors_of_folder
+from flatout.inference.folder_predictors import predictors_of_folder
 from flatout.inference.model_folder import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, TransformerConfig

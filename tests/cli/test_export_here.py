@@ -30,7 +30,7 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.errors import UserError
 from flatout.inference import here
 from flatout.inference.export import export
-from flatout.inference.forms import texts_of_folder
+from flatout.inference.folder_predictors import texts_of_folder
 from flatout.inference.here import INT8, STATIC, FormMeasurement, _in_fp32, choose, remarks
 from flatout.inference.model_folder import WEIGHTS
 from flatout.inference.onnx_file import ONNX, errors_alone

@@ -22,7 +22,7 @@ from flatout import (
     fit,
 )
 from flatout.data.tables.formats.in_memory import table_of
-from flatout.inference.forms import predictors_of_folder
+from flatout.inference.folder_predictors import predictors_of_folder
 from flatout.inference.recordings_onnx import stream_onnx
 from flatout.inference.sequences import SequencePredictor
 from flatout.run.kinds import load_predictor

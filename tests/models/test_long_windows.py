@@ -26,7 +26,8 @@ from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch
 from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
-from flatout.inference.forms import predictors_of_folder, through_library
+from flatout.inference.folder_predictors import predictors_of_folder
+from flatout.inference.forms import through_library
 from flatout.inference.text import Predictor
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.encoder.windows import Windows

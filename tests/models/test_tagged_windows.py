@@ -21,7 +21,8 @@ from flatout.data.tags.data import TagData
 from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
-from flatout.inference.forms import predictors_of_folder, through_library
+from flatout.inference.folder_predictors import predictors_of_folder
+from flatout.inference.forms import through_library
 from flatout.inference.tags import TagPredictor, words_of
 from flatout.models.encoder.transformer import Outputs
 from flatout.tasks.tagging import Tagger

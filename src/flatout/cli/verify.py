@@ -30,13 +30,10 @@ from flatout.data.tables.table import Table
 from flatout.data.tokens.long_texts import Long
 from flatout.engine.precision import Precision
 from flatout.errors import require
-from flatout.inference.forms import (
-    Form,
-    forms_of_folder,
-    forms_of_run,
-    is_transformers_folder,
-    predictors_of_folder,
-)
+from flatout.inference.folder_forms import forms_of_folder
+from flatout.inference.folder_predictors import predictors_of_folder
+from flatout.inference.forms import Form, forms_of_run
+from flatout.inference.open_folder import is_transformers_folder
 from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.verify import SplitAnswer, verify, write_certificate
 from flatout.run.kinds import load_predictor

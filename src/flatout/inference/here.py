@@ -31,18 +31,12 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.errors import UserError, require
-from flatout.inference.forms import (
-    FolderPredictor,
-    Form,
-    forms_of_run,
-    has_weights,
-    is_transformers_folder,
-    predictors_of_folder,
-    together,
-)
+from flatout.inference.folder_predictors import FolderPredictor, predictors_of_folder
+from flatout.inference.forms import Form, forms_of_run, together
 from flatout.inference.linear_part import LINEAR
 from flatout.inference.model_folder import WEIGHTS
 from flatout.inference.onnx_file import ONNX, errors_alone
+from flatout.inference.open_folder import has_weights, is_transformers_folder
 from flatout.inference.run_predictor import FileOptions, RunPredictor, Scored
 from flatout.inference.text import Predictor
 from flatout.inference.verify import SplitAnswer, Verified, verify, write_certificate
