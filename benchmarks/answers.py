@@ -46,7 +46,7 @@ from flatout.data.samples.headlines import HeadlinesTable
 from flatout.data.samples.tweets import TweetsTable
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.inference.export import export_encoder, quiet_library
-from flatout.inference.folder_predictors import texts_of_folder
+from flatout.inference.folder_predictors import encoder_predictors
 from flatout.inference.forms import Form, answer_mixed_rows, forms_of_run, together
 from flatout.inference.verify import SplitAnswer, Verified, verify
 from flatout.models.textcnn import TextCNNConfig
@@ -162,7 +162,7 @@ def exported_run(folder: Path, family: str) -> Path:
 def judged(run: Path, rows: list[str]) -> Verified:
     """What verify says of the export beside a run."""
     predictor = load_predictor(run)
-    reference, forms = forms_of_run(predictor, [], texts_of_folder(predictor, run / "export"))
+    reference, forms = forms_of_run(predictor, [], encoder_predictors(predictor, run / "export"))
     return verify(forms[-1], rows, [SplitAnswer.of(answer) for answer in reference.answers(rows)])
 
 
@@ -319,7 +319,7 @@ def _pipeline_claims(run: Path, rows: list[str], options: Options) -> Iterator[C
     )
     yield at_least("predict, against a pipeline in batches of 32", ours, usual, "rows/s", 5.0)
     yield at_least("predict, against a pipeline of sorted rows", ours, best, "rows/s", 1.3)
-    exported = texts_of_folder(predictor, export)
+    exported = encoder_predictors(predictor, export)
     reference = forms_of_run(predictor, [], {})[0]
     found = verify(
         Form("", next(iter(exported.values())), together),

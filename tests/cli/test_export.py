@@ -299,7 +299,7 @@ def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
     (form,) = predictors_of_folder(tagger, tmp_path).values()
     words = pa.array([["oak", "fern"], ["slate"]])
     assert len(form.tags(words).ids) == 3
-    form.ask = lambda given: torch.zeros(len(given["input_ids"]), 3)
+    form.logits_of = lambda given: torch.zeros(len(given["input_ids"]), 3)
     with pytest.raises(
         UserError, match=r"answers 2 for rows and tokens 2 × 4\. Export the run again"
     ):

@@ -30,7 +30,7 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.errors import UserError
 from flatout.inference import here
 from flatout.inference.export import export
-from flatout.inference.folder_predictors import texts_of_folder
+from flatout.inference.folder_predictors import encoder_predictors
 from flatout.inference.here import INT8, STATIC, FormMeasurement, _in_fp32, choose, remarks
 from flatout.inference.model_folder import WEIGHTS
 from flatout.inference.onnx_file import ONNX, errors_alone
@@ -230,7 +230,7 @@ def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
     csv.write_csv(
         csv.read_csv(rows).rename_columns(["headline", "topic"]), tmp_path / "renamed.csv"
     )
-    (form,) = texts_of_folder(predictor, tmp_path).values()
+    (form,) = encoder_predictors(predictor, tmp_path).values()
     table = open_table(tmp_path / "renamed.csv", where="FILE")
     found = form.score_table(table, FileOptions(), [form], lambda rows: None)
     assert found.values["accuracy"] == own.values["accuracy"]

@@ -44,7 +44,7 @@ def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
     if flat is not None:
         orders = {"alone": alone, **ORDERS}
         forms += [Form(f"flat, {name}", flat, order) for name, order in orders.items()]
-    for name, answering in plain.answering(folder).items():
+    for name, predictor in plain.predictors_of(folder).items():
         if name.endswith(".onnx"):
-            forms.append(form_of_file(name, answering))
+            forms.append(form_of_file(name, predictor))
     return Form(f"{who}, alone", plain, alone), forms

@@ -33,9 +33,9 @@ from flatout.inference.linear_part import LinearPart
 from flatout.inference.masked_words import MaskedWordPredictor
 from flatout.inference.onnx_file import SIGNATURE, open_onnx, read_by
 from flatout.inference.open_folder import (
-    Ask,
-    ask_onnx,
+    LogitsOf,
     logits_of_folder,
+    logits_of_onnx,
     names_of,
     onnx_files,
     open_folder,
@@ -49,8 +49,9 @@ from flatout.models.encoder.families import FLAT_FAMILIES, read_setting
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer
 from flatout.tasks.abstention import WordAnswers
 
-_ROWS_AT_ONCE = 32
-_NO_LIMIT = 1 << 20
+_ROWS_AT_ONCE = 32  # rows of a batch
+_NO_LIMIT = 1 << 20  # a tokenizer that says more has no limit: transformers writes 1e30
+# how users of a folder call its tokenizer
 _AS_USUAL = {"padding": True, "truncation": True, "return_tensors": "pt"}
 _PROBLEMS = {"multi_label_classification": Problem.multi, "regression": Problem.regression}
 
@@ -60,7 +61,7 @@ class FolderPredictor(Predictor):
     """A folder of transformers, or an ONNX file in it, for texts."""
 
     tokenizer: Any
-    ask: Ask
+    logits_of: LogitsOf
     where: str = ""
     linear_part: LinearPart | None = None  # what is added to the logits of an ONNX file
 
@@ -81,16 +82,22 @@ class FolderPredictor(Predictor):
                 )
         labels = Labels(problem, names, [], 0)
         roles = Roles((text,), "label")
-        own = (net, tokenizer, labels, tokenizer.model_max_length, roles)
         return cls(
-            *own, tokenizer=tokenizer, ask=lambda given: net(**given).logits, where=str(folder)
+            model=net,
+            vocabulary=tokenizer,  # only `tokenizer` makes ids here
+            labels=labels,
+            max_length=tokenizer.model_max_length,
+            roles=roles,
+            tokenizer=tokenizer,
+            logits_of=lambda given: net(**given).logits,
+            where=str(folder),
         )
 
-    def answering(self, folder: Path) -> dict[str, RunPredictor]:
-        """All that answers from the folder, by name."""
+    def predictors_of(self, folder: Path) -> dict[str, RunPredictor]:
+        """A predictor for the folder's weights, and one for each ONNX file, by name."""
         return {
-            name: replace(self, ask=ask, where=name)
-            for name, ask in logits_of_folder(folder, self.model).items()
+            name: replace(self, logits_of=logits_of, where=name)
+            for name, logits_of in logits_of_folder(folder, self.model).items()
         }
 
     def run_flat(self) -> FolderPredictor | None:
@@ -100,13 +107,13 @@ class FolderPredictor(Predictor):
             return None
         model = Outputs([], "single").wrap(net, Compute.flat, None).eval()
 
-        def ask(tensors: Mapping[str, Tensor]) -> Tensor:
+        def logits_of(tensors: Mapping[str, Tensor]) -> Tensor:
             ids = tensors["input_ids"]
             masks = tensors.get("attention_mask", torch.ones_like(ids)).bool()
             batch = flat_batch([row[mask] for row, mask in zip(ids, masks, strict=True)])
             return model(batch)[batch.rows.argsort()]
 
-        return replace(self, ask=ask)
+        return replace(self, logits_of=logits_of)
 
     @torch.inference_mode()
     def outputs(self, texts: pa.Array) -> Tensor:
@@ -117,7 +124,7 @@ class FolderPredictor(Predictor):
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             columns = list(map(list, zip(*rows[start : start + _ROWS_AT_ONCE], strict=True)))
             with read_by("flatout", Path(self.where)):
-                answers = self.ask(self.tokenizer(*columns, **_AS_USUAL)).float()
+                answers = self.logits_of(self.tokenizer(*columns, **_AS_USUAL)).float()
                 if self.linear_part is not None:
                     answers = answers + torch.from_numpy(self.linear_part.read(columns[0]))
             require(
@@ -146,7 +153,7 @@ class FolderTagger(TagPredictor):
     """A folder of transformers, or an ONNX file in it, for lists of words."""
 
     tokenizer: Any
-    ask: Ask
+    logits_of: LogitsOf
     where: str
 
     @torch.inference_mode()
@@ -158,7 +165,7 @@ class FolderTagger(TagPredictor):
             batch = rows[start : start + _ROWS_AT_ONCE]
             with read_by("flatout", Path(self.where)):
                 tensors = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
-                shares = self.ask(tensors).float().softmax(-1)
+                shares = self.logits_of(tensors).float().softmax(-1)
                 shape = tuple(tensors["input_ids"].shape)
                 require(
                     shares.shape[:-1] == shape,
@@ -179,6 +186,8 @@ class FolderTagger(TagPredictor):
                     if word is not None:
                         firsts.setdefault(word, place)
                 of_row = offsets[start + number] + np.array(list(firsts), np.int64)
+                # The bounds of all rows serve for the words of one: only ids, probabilities and
+                # types are read.
                 answers = WordAnswers.of_tags(
                     shares[number, list(firsts.values())], offsets, is_plain=tagged.is_plain
                 )
@@ -194,7 +203,7 @@ def _shown_shape(sizes: Sequence[int]) -> str:
 
 
 def predictors_of_folder(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
-    """Predictors that answer from a folder, as which a run was exported, by name."""
+    """Predictors for the exported folder of a run, by name."""
     if folder.is_dir():
         require_ordinary(*folder.iterdir())
     kind = predictor.long_texts.kind
@@ -206,12 +215,12 @@ def predictors_of_folder(predictor: RunPredictor, folder: Path) -> dict[str, Run
     )
     if type(predictor) is Predictor:
         is_encoder = isinstance(predictor.model, Transformer)
-        answering = texts_of_folder if is_encoder else words_of_folder
-        return answering(predictor, folder)
+        predictors_of = encoder_predictors if is_encoder else word_network_predictors
+        return predictors_of(predictor, folder)
     if type(predictor) is TagPredictor:
         net, tokenizer = open_folder(folder, Outputs([], "tags"))
         predictors: dict[str, RunPredictor] = {}
-        for name, ask in logits_of_folder(folder, net).items():
+        for name, logits_of in logits_of_folder(folder, net).items():
             predictors[name] = FolderTagger(
                 model=predictor.model,
                 vocabulary=predictor.vocabulary,
@@ -219,7 +228,7 @@ def predictors_of_folder(predictor: RunPredictor, folder: Path) -> dict[str, Run
                 max_length=predictor.max_length,
                 roles=predictor.roles,
                 tokenizer=tokenizer,
-                ask=ask,
+                logits_of=logits_of,
                 where=name,
             )
         return predictors
@@ -235,7 +244,7 @@ def predictors_of_folder(predictor: RunPredictor, folder: Path) -> dict[str, Run
     return {str(file): predictor.through_onnx(file) for file in files}
 
 
-def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
+def encoder_predictors(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
     """Predictors of texts from an exported folder of an encoder, by name."""
     opened = FolderPredictor.of_folder(folder)
     of_run = predictor.labels.classes
@@ -245,10 +254,10 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     if predictor.thresholds:
         opened.thresholds = [predictor.thresholds[of_run.index(name)] for name in labels]
     opened.labels = replace(opened.labels, problem=predictor.labels.problem)
-    return opened.answering(folder)
+    return opened.predictors_of(folder)
 
 
-def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
+def word_network_predictors(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
     """Predictors of texts from the exported folder of a network on words, by name."""
     files = onnx_files(folder)
     require(bool(files), str(folder), "no ONNX file in it", hint="Name an exported folder.")
@@ -270,7 +279,7 @@ def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
             label_delimiter=predictor.label_delimiter,
             thresholds=predictor.thresholds,
             tokenizer=lambda texts, **_: encode_padded(tokenizer, texts),
-            ask=ask_onnx(file),
+            logits_of=logits_of_onnx(file),
             where=str(file),
             linear_part=linear_part,
         )

@@ -22,8 +22,8 @@ from flatout.inference.export import outputs_of, plain_model
 from flatout.inference.run_predictor import RunPredictor
 from flatout.models.encoder.transformer import Compute, Transformer, quiet_library
 
-_MOST_MIXED = 40
-_FEWER_BITS = ("int8", "quant", "16")  # what names of files say of their numbers
+_MOST_MIXED = 40  # rows of a batch, when batches are of random sizes
+_FEWER_BITS = ("int8", "quant", "16")  # in the name of an ONNX file: its numbers are inexact
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,13 @@ class Form:
 
     name: str
     predictor: RunPredictor
-    ask: Callable[[RunPredictor, list[Any]], list[Any]]
-    is_exact: bool = True  # whether numbers are to be those of fp32, too, and not answers alone
+    order: Callable[[RunPredictor, list[Any]], list[Any]]
+    # whether numbers must be near those of fp32, too; else answers alone are compared
+    is_exact: bool = True
 
     def answers(self, rows: list[Any]) -> list[Any]:
         with quiet_library():
-            return self.ask(self.predictor, rows)
+            return self.order(self.predictor, rows)
 
 
 def alone(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
@@ -53,7 +54,7 @@ def reverse_rows(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
 
 
 def answer_mixed_rows(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
-    """In random order, in batches of one row to forty: the neighbours of a row must not matter."""
+    """Ask in random order and batches of random sizes: neighbours of a row must not matter."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows)).tolist()
     answers_of_rows = list[Any](rows)
@@ -95,10 +96,11 @@ def forms_of_run(
         in_fp32 = replace(other, precision=Precision.fp32)
         forms.append(Form(f"{name}, fp32", in_fp32, together))
         forms.append(Form(name, other, together, is_exact=False))
-    return reference, forms + [form_of_file(name, each) for name, each in files.items()]
+    return reference, forms + [form_of_file(name, exported) for name, exported in files.items()]
 
 
 def form_of_file(name: str, predictor: RunPredictor) -> Form:
+    """The form of an exported file; its name says whether it has fewer bits than fp32."""
     file = Path(name)
     has_fewer_bits = name.endswith("16") or (
         file.suffix == ".onnx" and any(mark in file.name for mark in _FEWER_BITS)

@@ -241,7 +241,7 @@ def _in_bf16(plain: RunPredictor) -> FolderPredictor:
     folder = plain.model.name_or_path
     with quiet_library():
         net = kind.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
-    return replace(plain, model=net, ask=lambda given: net(**given).logits)
+    return replace(plain, model=net, logits_of=lambda given: net(**given).logits)
 
 
 def _in_turn(forms: dict[str, tuple[str, Any]], rows: list[str]) -> dict[str, float]:

@@ -23,7 +23,8 @@ from flatout.inference.onnx_file import open_onnx, read_by
 from flatout.inference.records import is_name
 from flatout.models.encoder.transformer import Outputs, quiet_library
 
-Ask = Callable[[Mapping[str, Tensor]], Tensor]  # what a tokenizer gives, padded, as logits
+# From the tensors that a tokenizer makes of a batch, padded, to the logits of the network.
+LogitsOf = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 def is_transformers_folder(folder: Path) -> bool:
@@ -95,25 +96,25 @@ def onnx_files(folder: Path) -> list[Path]:
     return files
 
 
-def logits_of_folder(folder: Path, net: nn.Module) -> dict[str, Ask]:
-    """Each way to ask a folder, by name: its weights in `net`, and its ONNX files."""
-    asks: dict[str, Ask] = {}
+def logits_of_folder(folder: Path, net: nn.Module) -> dict[str, LogitsOf]:
+    """What makes logits in a folder, by name: its weights, which `net` has, and ONNX files."""
+    logits_by_name: dict[str, LogitsOf] = {}
     if has_weights(folder):
         kept_in = str(load_json(folder / SETTINGS).get("dtype"))
         few_bits = f", {kept_in}" if kept_in.endswith("16") else ""
-        asks[f"{folder}: transformers{few_bits}"] = lambda given: net(**given).logits
+        logits_by_name[f"{folder}: transformers{few_bits}"] = lambda given: net(**given).logits
     for file in onnx_files(folder):
-        asks[str(file)] = ask_onnx(file)
-    return asks
+        logits_by_name[str(file)] = logits_of_onnx(file)
+    return logits_by_name
 
 
-def ask_onnx(file: Path) -> Ask:
+def logits_of_onnx(file: Path) -> LogitsOf:
     """A function from the tensors that a tokenizer makes to the logits of an ONNX file."""
     with read_by("onnxruntime", file):
         session = open_onnx(file)
-    names = [each.name for each in session.get_inputs()]
+    names = [tensor.name for tensor in session.get_inputs()]
 
-    def ask(tensors: Mapping[str, Tensor]) -> Tensor:
+    def logits_of(tensors: Mapping[str, Tensor]) -> Tensor:
         if missing := [name for name in names if name not in tensors]:
             raise UserError(
                 str(file),
@@ -123,4 +124,4 @@ def ask_onnx(file: Path) -> Ask:
         with read_by("onnxruntime", file):
             return torch.from_numpy(session.run(None, inputs)[0])
 
-    return ask
+    return logits_of
