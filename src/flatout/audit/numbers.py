@@ -1,9 +1,10 @@
 """What an audit of recordings or bit strings measures: scores in folds, and what more rows bring.
 
-Ridge regression answers each row by a model of the other folds, after it learned from an eighth, a
-quarter, a half and all of their rows. The penalty is the best one of the first fold, for each part
-of the curve. The errors of the parts give the forecast. Open this file when a figure of such an
-audit is wrong; `number_report` prints the figures. `forecast` has the parts of the curve.
+Each row is answered by a ridge regression of the other folds. Four models are trained for that: on
+an eighth, a quarter, a half and all of their rows. Their errors give the forecast. The penalty of
+each part is the one with the least loss on the first fold, which counts in the score too: so the
+score is slightly too good. Open this file when a figure of such an audit is wrong; `number_report`
+prints the figures, and `forecast` has the parts of the curve. Texts are measured in `measure`.
 
 Shapes: R rows, N samples, O numbers of an answer.
 """
@@ -69,7 +70,10 @@ class MeasuredNumbers:
 
 
 def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
-    """Answer all rows in folds, by models of all other rows and of parts of them."""
+    """Answer all rows in folds, by models of all other rows and of parts of them.
+
+    `num_folds` is the setting `folds` of `flatout audit`, the same for texts, recordings and bits.
+    """
     num_rows = len(rows.names)
     folds = RidgeFolds(rows, num_folds)
     parts = range(len(PARTS))
@@ -78,11 +82,9 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     losses_by_part = list[Floats]()
     for part in parts:
         penalty = _choose_penalty(folds, part)
-        loss_R, predicted_NO = folds.losses(penalty, part)
-        losses_by_part.append(loss_R)
-    # of the last part, which is all rows
-    whole_loss_R = loss_R
-    whole_predicted_NO = predicted_NO
+        # The last part is all rows: its answers are the ones that stay behind the loop.
+        whole_loss_R, whole_predicted_NO = folds.losses(penalty, part)
+        losses_by_part.append(whole_loss_R)
     mean_losses = _average_folds(losses_by_part, folds)
     sizes = np.array([PARTS[part] for part in parts]) * num_rows * (1 - 1 / folds.num_folds)
     return MeasuredNumbers(
@@ -92,7 +94,7 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
         interval=_find_interval(rows, whole_loss_R, folds.group_R),
         sizes=sizes,
         curve=rows.score_of(mean_losses),
-        forecast=_forecast(rows, sizes, mean_losses) if len(parts) > 1 else None,
+        forecast=_forecast_gain(rows, sizes, mean_losses) if len(parts) > 1 else None,
     )
 
 
@@ -112,13 +114,17 @@ def _average_folds(losses_by_part: list[Floats], folds: RidgeFolds) -> Floats:
     return means
 
 
-def _forecast(rows: NumberRows, sizes: Floats, mean_losses: Floats) -> Forecast:
-    """The gain of half as many more training rows; never more than the error that is left."""
+def _forecast_gain(rows: NumberRows, sizes: Floats, mean_losses: Floats) -> Forecast:
+    """The gain of half as many more training rows; never more than the error that is left.
+
+    It is an error of scaled values where rows have a unit. So `number_report` puts it into words:
+    `Forecast.line` would call it points.
+    """
     # losses of numbers with a unit are squared errors
     errors = mean_losses**0.5 if rows.unit else mean_losses
     # `forecast` wants errors of at most 1, as shares of wrong answers are.
     largest = max(1.0, float(errors.max()))
-    num_train = sum("train" in splits for splits in rows.splits)
+    num_train = sum("train" in names.split() for names in rows.splits)
     more = round_number(num_train / 2)
     scaled = forecast(sizes, errors / largest, num_train, more, None)
     most = float(errors[:, -1].mean())
