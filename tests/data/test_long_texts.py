@@ -95,9 +95,9 @@ def test_each_word_is_answered_once_in_the_window_where_it_has_most_context(
     found = encoder.encode_words(
         rows, max_length=most, long=LongTexts(Long.windows, window, overlap)
     )
-    assert found.words.tolist() == [min(count, most - 2) for count in counts]
+    assert found.word_counts.tolist() == [min(count, most - 2) for count in counts]
     expected = []
-    for kept in found.words.tolist():
+    for kept in found.word_counts.tolist():
         starts = [0, *range(room - overlap, max(1, kept - overlap), room - overlap)]
         windows = [range(start, min(start + room, kept)) for start in starts]
         nearest = []

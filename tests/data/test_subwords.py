@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refused
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig
@@ -98,9 +99,9 @@ def test_each_word_of_a_list_begins_at_one_token_and_words_that_do_not_fit_are_c
         if number is not None and number != (expected.word_ids(0)[index - 1])
     ]
     assert [place for place in range(found.block.lengths[0]) if found.firsts[place]] == firsts
-    assert found.words.tolist()[:3] == [3, 0, 2]
-    assert 0 < found.words[3] < 20
-    assert found.firsts.sum() == found.words.sum()
+    assert found.word_counts.tolist()[:3] == [3, 0, 2]
+    assert 0 < found.word_counts[3] < 20
+    assert found.firsts.sum() == found.word_counts.sum()
 
 
 def test_word_pieces_are_the_same_in_every_process(subwords):
@@ -135,6 +136,17 @@ def test_a_tokenizer_is_kept_whole_with_all_of_its_files(subwords, tmp_path):
         again.encode(texts, max_length=9).tokens.tolist()
         == subwords.encode(texts, max_length=9).tokens.tolist()
     )
+
+
+def test_a_tokenizer_that_knows_no_letter_a_has_its_special_tokens_around_a_text():
+    # Letters of a genome alone, and no unknown token: "a" becomes nothing.
+    vocabulary = {"[CLS]": 0, "[SEP]": 1, "[PAD]": 2, "G": 3, "T": 4}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]", "[PAD]"])
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]")
+    block = Subwords.of(fast).encode(pa.array(["GT"]), max_length=9)
+    assert block.tokens.tolist() == [0, 3, 4, 1]
 
 
 def test_templates_of_chats_which_lie_in_a_folder_are_left_out(subwords, tmp_path):

@@ -206,7 +206,7 @@ class TagPredictor(RunPredictor):
         # A word has the answer of its first token. Words behind the longest row have none.
         counts = pc.list_value_length(words).to_numpy()
         offsets = row_bounds(counts)
-        is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.words, counts)
+        is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.word_counts, counts)
         tagged = TaggedRows.untagged(offsets, self.names, lost=int((~is_seen).sum()))
         tagged.ids[is_seen] = ids[encoded.firsts]
         tagged.probabilities[is_seen] = shares[encoded.firsts]

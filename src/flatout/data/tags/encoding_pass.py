@@ -50,9 +50,9 @@ class TagEncodingPass(EncodingPass):
             tags = self.source.census.numbered(block.labels, block.rows)
             ids = as_bio(tags)
             lost = self.lost.setdefault(split, LostWords(self.source.census))
-            lost.add(ids, tags.offsets, encoded.words)
+            lost.add(ids, tags.offsets, encoded.word_counts)
             # Words behind the cut have no token, so their tags are left out.
-            is_read = numbers_in_row(np.diff(tags.offsets)) < encoded.words[tags.row_of()]
+            is_read = numbers_in_row(np.diff(tags.offsets)) < encoded.word_counts[tags.row_of()]
             targets = np.full(len(encoded.block.tokens), NO_TAG, np.int32)
             targets[encoded.firsts] = ids[is_read]
             yield split, block, encoded.block, (targets, encoded.block.lengths)

@@ -8,6 +8,7 @@ always fit. Open this file to change how texts of an encoder become ids.
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -67,8 +68,8 @@ _MOST_IDS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """Runs of token ids, one for each row: `lengths` of `tokens`, from `starts` on.
+class TokenRows:
+    """Token ids of rows: each has `lengths` of `tokens`, from `starts` on.
 
     Rows [a0 a1 a2] and [b0] one after the other: starts [0, 3], lengths [3, 1].
     """
@@ -78,23 +79,23 @@ class Runs:
     lengths: NDArray[np.int64]
 
     @classmethod
-    def of(cls, tokens: NDArray[np.int32], lengths: NDArray[np.int64]) -> Runs:
-        """Runs that lie one after the other."""
+    def of(cls, tokens: NDArray[np.int32], lengths: NDArray[np.int64]) -> TokenRows:
+        """Rows that lie one after the other."""
         return cls(tokens, row_begins(lengths), lengths)
 
     @classmethod
-    def of_rows(cls, rows: list[NDArray[Any]]) -> Runs:
+    def of_rows(cls, rows: list[NDArray[Any]]) -> TokenRows:
         tokens = np.concatenate([*rows, np.empty(0, np.int32)], dtype=np.int32)
         return cls.of(tokens, np.array([len(row) for row in rows], np.int64))
 
     @classmethod
-    def same(cls, ids: list[int], num_rows: int) -> Runs:
+    def same(cls, ids: list[int], num_rows: int) -> TokenRows:
         """The same ids in each row, such as those that open it."""
         starts = np.zeros(num_rows, np.int64)
         return cls(np.asarray(ids, np.int32), starts, np.full(num_rows, len(ids)))
 
-    def cut(self, lengths: NDArray[np.int64]) -> Runs:
-        """The beginning of each run."""
+    def cut(self, lengths: NDArray[np.int64]) -> TokenRows:
+        """The beginning of each row."""
         return replace(self, lengths=lengths)
 
 
@@ -137,11 +138,11 @@ class EncodedWords:
 
     block: EncodedBlock
     firsts: NDArray[np.bool_]  # for each token whether it is the first of a word
-    words: NDArray[np.int64]  # words of each row that were kept
+    word_counts: NDArray[np.int64]  # words of each row that were kept
 
 
 class Subwords:
-    """A tokenizer of transformers, as encoder of text blocks."""
+    """A tokenizer of transformers that makes ids of text blocks."""
 
     def __init__(self, tokenizer: Tokenizer, frame: Frame, files: dict[str, str]) -> None:
         tokenizer.no_truncation()
@@ -150,8 +151,7 @@ class Subwords:
         self.frame = frame
         self.unknown = frame.unknown
         self.files = files
-        # of the network that reads the ids, where it is known
-        self.num_ids = _MOST_IDS
+        self.num_ids = _MOST_IDS  # ids that the network knows; all, where no network is known
         self.size: int = tokenizer.get_vocab_size()
 
     @classmethod
@@ -210,7 +210,8 @@ class Subwords:
                 if path.is_file()
             }
         tokenizer = Tokenizer.from_str(fast.backend_tokenizer.to_str())
-        require_modest_growth(tokenizer)  # or its run could not be opened
+        # A run that keeps it could not be opened again: `from_json` refuses such rules.
+        require_modest_growth(tokenizer)
         return cls(tokenizer, _frame_of(tokenizer, fast), files)
 
     @classmethod
@@ -295,15 +296,18 @@ class Subwords:
             (folder / name).write_text(text, encoding="utf-8")
 
     def encode(self, texts: pa.Array, *, max_length: int, long: LongTexts = CUT) -> EncodedBlock:
-        """Ids of each text or pair, special tokens included; a row has at most `max_length`.
+        """Ids of each text or pair, special tokens included, cut at `max_length`.
 
-        `long` says what becomes of longer texts. A token that two windows share counts once.
+        A token of each text always stays; `_require_room` in `data/texts/preparation.py` refuses a
+        `max_length` without room for it. `long` says what becomes of longer texts. In windows a row
+        is longer than `max_length`: special tokens stand around each window, and neighbours share
+        tokens. `whole_lengths` and what was cut count a shared token once, `lengths` twice.
         """
         firsts, seconds = _split_pairs(texts)
-        runs = self._tokenize(firsts)
+        token_rows = self._tokenize(firsts)
         if seconds is not None:
-            return self._frame_pairs(runs, self._tokenize(seconds), max_length)
-        return self._frame_texts(runs, max_length, long)
+            return self._frame_pairs(token_rows, self._tokenize(seconds), max_length)
+        return self._frame_texts(token_rows, max_length, long)
 
     def encode_words(
         self, words: pa.Array, *, max_length: int, long: LongTexts = CUT
@@ -320,12 +324,12 @@ class Subwords:
                 # word_ids [0, 0, 1] → the first and the third token begin a word
                 word_ids = np.array(encoding.word_ids, np.int64)
                 begins_word_rows.append(np.diff(word_ids, prepend=-1) > 0)
-        runs = Runs.of_rows(token_rows)
+        rows = TokenRows.of_rows(token_rows)
         if not long.window:
             long = CUT
-        block = self._frame_texts(runs, max_length, long)
+        block = self._frame_texts(rows, max_length, long)
         # The marks are cut and framed as their tokens are. Special tokens begin no word.
-        marks = Runs.of_rows(begins_word_rows)
+        marks = TokenRows.of_rows(begins_word_rows)
         begins_word = self._frame_texts(marks, max_length, long, are_marks=True).tokens == 1
         row_ends = np.cumsum(block.lengths, dtype=np.int64)
         words_before = np.append(0, np.cumsum(begins_word))
@@ -350,21 +354,21 @@ class Subwords:
                     )
                 yield encoding
 
-    def _tokenize(self, texts: pa.Array) -> Runs:
+    def _tokenize(self, texts: pa.Array) -> TokenRows:
         """Ids of texts without special tokens."""
         rows: list[NDArray[np.int32]] = []
         for batch in _batches_of_rows(texts):
             with explain_tokenizer():
                 encodings = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
                 rows += [np.array(encoding.ids, np.int32) for encoding in encodings]
-        return Runs.of_rows(rows)
+        return TokenRows.of_rows(rows)
 
     def _frame_texts(
-        self, runs: Runs, max_length: int, long: LongTexts, *, are_marks: bool = False
+        self, rows: TokenRows, max_length: int, long: LongTexts, *, are_marks: bool = False
     ) -> EncodedBlock:
         """Put special tokens around each text, around its two ends, or around each of its windows.
 
-        `are_marks`: the runs are marks of tokens, 0 or 1. Then special tokens have the mark 0, and
+        `are_marks`: the rows are marks of tokens, 0 or 1. Then special tokens have the mark 0, and
         of several windows that share a token only one keeps its mark.
         """
         frame = self.frame
@@ -372,32 +376,32 @@ class Subwords:
             zeros = [0] * frame.size
             num_opening = len(frame.opening)
             frame = replace(frame, opening=zeros[:num_opening], closing=zeros[num_opening:])
-        lengths = runs.lengths
+        lengths = rows.lengths
         cut_lengths = np.minimum(lengths, max(1, max_length - frame.size))
-        pieces = runs.cut(cut_lengths)
+        framed_rows = rows.cut(cut_lengths)
         row_lengths = cut_lengths + frame.size
         if long.kind is not Long.cut:
             picked = long.pick(lengths, cut_lengths, frame.size)
-            starts = runs.starts[picked.text] + picked.starts
-            tokens = runs.tokens[row_indices(starts, picked.sizes)]
+            starts = rows.starts[picked.text] + picked.starts
+            tokens = rows.tokens[row_indices(starts, picked.sizes)]
             if are_marks:
                 tokens = tokens * long.is_answered(picked)
             # Each window gets a frame. The two ends of a text stand in one frame, side by side.
-            pieces = Runs.of(tokens, cut_lengths)
+            framed_rows = TokenRows.of(tokens, cut_lengths)
             if long.window:
-                pieces = Runs.of(tokens, picked.sizes)
+                framed_rows = TokenRows.of(tokens, picked.sizes)
                 row_lengths = np.bincount(picked.text, picked.sizes + frame.size, len(lengths))
-        num_frames = len(pieces.lengths)
-        opening = Runs.same(frame.opening, num_frames)
-        closing = Runs.same(frame.closing, num_frames)
-        tokens = _join_runs([opening, pieces, closing])
+        num_frames = len(framed_rows.lengths)
+        opening = TokenRows.same(frame.opening, num_frames)
+        closing = TokenRows.same(frame.closing, num_frames)
+        tokens = _join_rows([opening, framed_rows, closing])
         require_known_ids(tokens, self.num_ids)
         block = EncodedBlock.of(
             tokens, cut_lengths + frame.size, lengths + frame.size, frame.unknown
         )
         return replace(block, lengths=row_lengths.astype(np.int32))
 
-    def _frame_pairs(self, first: Runs, second: Runs, max_length: int) -> EncodedBlock:
+    def _frame_pairs(self, first: TokenRows, second: TokenRows, max_length: int) -> EncodedBlock:
         """Put special tokens around and between the texts of each pair.
 
         Of a pair that is too long, the longer text is cut until both are as long, then both are
@@ -409,20 +413,20 @@ class Subwords:
         first_counts = np.minimum(first.lengths, np.maximum(room - second.lengths, (room + 1) // 2))
         second_counts = np.minimum(second.lengths, room - first_counts)
         num_rows = len(first_counts)
-        opening = Runs.same(frame.opening, num_rows)
-        parting = Runs.same(frame.parting, num_rows)
-        closing = Runs.same(frame.closing, num_rows)
-        tokens = _join_runs(
+        opening = TokenRows.same(frame.opening, num_rows)
+        parting = TokenRows.same(frame.parting, num_rows)
+        closing = TokenRows.same(frame.closing, num_rows)
+        tokens = _join_rows(
             [opening, first.cut(first_counts), parting, second.cut(second_counts), closing]
         )
         require_known_ids(tokens, self.num_ids)
-        kept = first_counts + second_counts + num_special
+        framed_lengths = first_counts + second_counts + num_special
         whole = first.lengths + second.lengths + num_special
-        return EncodedBlock.of(tokens, kept, whole, frame.unknown)
+        return EncodedBlock.of(tokens, framed_lengths, whole, frame.unknown)
 
 
 Encoder = Vocabulary | Subwords
-"""What turns blocks of texts into ids."""
+"""What turns blocks of texts into ids: no network, as an encoder of transformers is one."""
 
 
 def train_encoder(blocks: Iterable[pa.Array], config: VocabularyConfig) -> Encoder:
@@ -448,8 +452,8 @@ def read_encoder(text: str) -> Encoder:
     return Vocabulary.from_json(text)
 
 
-def _join_runs(parts: list[Runs]) -> NDArray[np.int32]:
-    """Rows of several runs each, one row after the other.
+def _join_rows(parts: list[TokenRows]) -> NDArray[np.int32]:
+    """Rows of several parts each, one row after the other.
 
     Two rows, opened by 1 and closed by 2, with the tokens [7 8] and [9] between:
 
@@ -516,15 +520,16 @@ def _word_piece(piece: str) -> str:
 
 
 def _frame_of(tokenizer: Tokenizer, fast: PreTrainedTokenizerFast) -> Frame:
-    """The special tokens around a text and between two, read off what becomes of the text "a".
+    """The special tokens around a text and between two, read off what becomes of a short text.
 
     `fast` is the tokenizer of transformers that `tokenizer` is the core of.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    single = tokenizer.encode("a").ids  # such as [CLS] a [SEP]
-    pair = tokenizer.encode("a", "a").ids  # such as [CLS] a [SEP] a [SEP]
+    text = _first_text_with_tokens(tokenizer)
+    plain = tokenizer.encode(text, add_special_tokens=False).ids
+    single = tokenizer.encode(text).ids  # such as [CLS] a [SEP]
+    pair = tokenizer.encode(text, text).ids  # such as [CLS] a [SEP] a [SEP]
     places = (place for place in range(len(single)) if single[place : place + len(plain)] == plain)
     opening = single[: next(places, 0)]
     closing = single[len(opening) + len(plain) :]
@@ -532,6 +537,15 @@ def _frame_of(tokenizer: Tokenizer, fast: PreTrainedTokenizerFast) -> Frame:
     padding = fast.pad_token_id if fast.pad_token_id is not None else 0
     unknown = fast.unk_token_id if fast.unk_token_id is not None else -1
     return Frame(opening, closing, parting, padding, unknown, parting[-1] if parting else None)
+
+
+def _first_text_with_tokens(tokenizer: Tokenizer) -> str:
+    """ "a", or a token of the vocabulary where the tokenizer makes nothing of an "a"."""
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for text in itertools.chain("a", sorted(tokenizer.get_vocab().keys() - added)):
+        if tokenizer.encode(text, add_special_tokens=False).ids:
+            return text
+    return "a"
 
 
 def _split_pairs(texts: pa.Array) -> tuple[pa.Array, pa.Array | None]:
