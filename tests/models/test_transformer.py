@@ -242,7 +242,7 @@ def test_rectangles_hold_every_token_once_and_nothing_of_another_row(lengths: li
     row_of_token = np.repeat(np.arange(len(lengths)), lengths)
     row = 0
     for part in rows.rectangles:
-        for own in rows.tokens[part.first : part.first + part.places].reshape(
+        for own in rows.tokens[part.first_place : part.first_place + part.places].reshape(
             part.rows, part.length
         ):
             assert set(row_of_token[own.numpy()]) == {row}

@@ -95,7 +95,7 @@ class _Attend(torch.autograd.Function):
         answer = answer.to(others_TKHD.dtype)
         if is_first:
             return answer
-        _, back = rows.by_head(heads, 1)
+        _, back = rows.indices_by_head(heads, 1)
         return answer.index_select(0, back).view(-1, heads, answer.shape[1])
 
     @staticmethod
@@ -136,7 +136,7 @@ class _Attend(torch.autograd.Function):
         to_query *= scores.scale
         # One gather puts all gradients back in the order of tokens, without zeros to add to.
         parts = len(laid_out)
-        _, back = rows.by_head(heads, parts)
+        _, back = rows.indices_by_head(heads, parts)
         to_others = outgoing.to(dtype).flatten(0, 1).index_select(0, back)
         to_first = to_query.to(dtype) if is_first else None
         return to_others.view(-1, parts, heads, query.shape[-1]), to_first, None, None
@@ -156,7 +156,7 @@ def _is_fused(rectangle: Rectangle, scores: Scores, is_first: bool) -> bool:
 def _lay_out(values_TKHD: Tensor, rows: RectangleLayout) -> Tensor:
     """`[K, P*H, D]` fp32: rectangle after rectangle, each `[N, H, L, D]`."""
     parts, heads = values_TKHD.shape[1:3]
-    into, _ = rows.by_head(heads, parts)
+    into, _ = rows.indices_by_head(heads, parts)
     gathered = values_TKHD.flatten(0, 2).index_select(0, into)
     return gathered.float().view(parts, -1, values_TKHD.shape[3])
 
@@ -190,7 +190,7 @@ def _views(
         first = rectangle.first_row
         size = rectangle.rows
         return [value.narrow(0, first, size).view(-1, 1, value.shape[2]) for value in values]
-    first = rectangle.first * heads
+    first = rectangle.first_place * heads
     size = rectangle.places * heads
     rows = rectangle.rows * heads
     return [value.narrow(0, first, size).view(rows, rectangle.length, -1) for value in values]

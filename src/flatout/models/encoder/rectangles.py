@@ -1,10 +1,11 @@
 """The rows of a flat batch gathered into rectangles: rows of nearly equal lengths, side by side.
 
 A CPU multiplies rectangles. Rows come sorted by length, so a few rectangles hold them with little
-padding. One more rectangle costs as much as 1,300 scores of padding, and `rectangle_edges` cuts
-where that pays. A `RectangleLayout` also holds the indices that carry tokens to their places in the
-rectangles and back. Open this file to change where rows are cut, or how they lie in memory;
-`rectangle_attention.py` computes on them.
+padding. One more rectangle costs as much as `_CALL_SCORES` scores of padding, and `rectangle_edges`
+cuts where that pays. A `RectangleLayout` also holds the indices that carry tokens to their places
+in the rectangles and back. Open this file to change where rows are cut, or how they lie in memory;
+`rectangle_attention.py` computes on them. `choose_kernel` in `network.py` decides whether
+rectangles are used at all.
 
     rows of lengths 2, 3, 3, 40, tokens 0 to 47
     rectangles    [[0, 1, 0], [2, 3, 4], [5, 6, 7]] and [[8, ... 47]]; the third place of row 0 is
@@ -28,8 +29,11 @@ from torch import Tensor
 
 Index = NDArray[np.int64]
 
-_LONG = 160  # tokens; a row as long as this, or longer, is worth a call by itself
-# scores of padding that cost as much as one more rectangle: both take about 60 µs a layer
+# Tokens. A row as long as this, or longer, is worth a call by itself, and one of the fused kernel
+# (`Rectangle.is_long`).
+_LONG = 160
+# Scores of padding that cost as much as one more rectangle: where it was measured, both took about
+# 60 µs a layer.
 _CALL_SCORES = 1300
 
 
@@ -40,7 +44,7 @@ class Rectangle:
     rows: int
     length: int  # tokens of its longest row
     first_row: int
-    first: int  # its first place: the number of places of the rectangles before it
+    first_place: int  # the number of places of the rectangles before it
     is_long: bool  # whether its rows are long enough for the fused kernel
     # `[N, 1, 1, L]` zero on tokens and -inf on padding; None where rows are equally long
     bias: Tensor | None = None
@@ -60,7 +64,7 @@ class RectangleLayout:
     places: Tensor  # [T] the place of each token
     _indices: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def by_head(self, heads: int, parts: int) -> tuple[Tensor, Tensor]:
+    def indices_by_head(self, heads: int, parts: int) -> tuple[Tensor, Tensor]:
         """Indices that carry vectors of tokens into rectangles, and back.
 
         The first gathers `[parts, P*H]` vectors, rectangle after rectangle `[N, H, L]`, from the
@@ -87,10 +91,10 @@ class RectangleLayout:
         # where the vector of each place and head lies: `[P*H]` in the order of places
         lies_at = np.empty(len(tokens) * heads, np.int64)
         for rectangle in self.rectangles:
-            end = rectangle.first + rectangle.places
-            vectors = slice(rectangle.first * heads, end * heads)
+            end = rectangle.first_place + rectangle.places
+            vectors = slice(rectangle.first_place * heads, end * heads)
             # With heads outside of lengths, bmm reads `[N*H, L, D]` without a copy.
-            own_tokens = tokens[rectangle.first : end]
+            own_tokens = tokens[rectangle.first_place : end]
             token_N1L = own_tokens.reshape(rectangle.rows, 1, rectangle.length)
             into[vectors] = (token_N1L * heads + head[:, None]).ravel()
             # Numbered in the order `[N, H, L]` in which they lie, read off in the order `[N, L, H]`
@@ -104,7 +108,7 @@ class RectangleLayout:
 
     def _index_several(self, heads: int, parts: int) -> tuple[Index, Index]:
         """The indices for several parts, made from those for one."""
-        into, back = (index.numpy() for index in self.by_head(heads, 1))
+        into, back = (index.numpy() for index in self.indices_by_head(heads, 1))
         token, head = np.divmod(into, heads)
         part = np.arange(parts)[:, None]
         # In a token the parts stand side by side; bmm reads them one after the other.
@@ -117,7 +121,8 @@ def rectangle_edges(lengths: NDArray[np.integer]) -> list[int]:
     """Where to cut rows into rectangles; the last row of each rectangle is its longest.
 
     `lengths [2, 3, 3, 9]` gives `[0, 4]`, as 2 * 72 + 77 scores of padding cost less than a call.
-    With 40 instead of 9 it gives `[0, 3, 4]`. Rows in order of length need the fewest rectangles.
+    With 40 instead of 9 it gives `[0, 3, 4]`. Rows in order of length need the fewest rectangles;
+    there is at least one row.
     """
     edges = [len(lengths)]
     longest = int(lengths[-1])

@@ -77,7 +77,7 @@ class Distances:
         answers = list[Tensor]()
         with torch.autocast("cpu", enabled=False) if is_cpu else nullcontext():
             for rectangle in rows.rectangles:
-                tokens = rows.tokens.narrow(0, rectangle.first, rectangle.places)
+                tokens = rows.tokens.narrow(0, rectangle.first_place, rectangle.places)
                 kv_2HPD = kv_T2HD.index_select(0, tokens).permute(1, 2, 0, 3).contiguous()
                 key, value = kv_2HPD.unbind(0)
                 if is_first:
