@@ -2,7 +2,7 @@
 
 A metric is a function of sums over rows, such as right answers of a class. So each row's part of
 the sums is kept while rows are judged. A resample draws as many rows as there are, some twice and
-some not at all. It is a weighted sum of parts, so a thousand resamples are one product of matrices.
+some not at all. It is a weighted sum of parts, so many resamples are one product of matrices.
 
     parts of 3 rows (right answers, rows)    [1, 1], [0, 1], [1, 1]
 
@@ -13,9 +13,10 @@ number says to which. So memory stays flat, and ranks can add up their groups. F
 is a whole recording, as its windows resemble each other. The area under the ROC curve is no
 function of few sums. Its resamples add up each row's influence on it (infinitesimal jackknife), for
 which a byte for each row and class is kept. The seed is fixed, so no random number of the run is
-drawn.
+drawn. Open this file to change how wide the interval of a score is; which sums a metric needs
+stands beside the metric (`tasks/metrics.py`). Audits of texts draw rows in `audit/measure.py`.
 
-Shapes: B rows, G groups of rows, S sums, R resamples, C classes, T thresholds.
+Shapes: B rows, G groups of rows, S sums, R resamples, C classes, T buckets of scores.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _FEW_GROUPS = 200  # groups below which an interval is made by bootstrap-t
 _MOST_CELLS_OF_FEW = 60_000  # sums of all groups, up to which that takes a second
 _LEAST_MEASURED = 0.99  # share of resamples that must have a standard error
 _ROUNDING = 1e-20  # squared errors up to this part of the squared value are zeros that were rounded
-_RESAMPLES = 1000
+_RESAMPLES = 1000  # a multiple of _AT_ONCE
 _AT_ONCE = 50  # resamples that are one product of matrices
-_MOST_CELLS = 4_000_000  # sums of all groups, which limits the number of groups
-_LEAST_GROUPS = 200
+_MOST_CELLS = 4_000_000  # sums of all groups: with many columns there are fewer groups
+_LEAST_GROUPS = 200  # however many columns; from _FEW_GROUPS on, quantiles of resamples do
 _MOST_GROUPS = 4000
 _FACTOR = 0x9E3779B1  # spreads row numbers over 32 bits (Knuth's multiplicative hash)
 
@@ -52,7 +53,7 @@ class RowSums:
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
-        self._most = int(np.clip(_MOST_CELLS // columns, _LEAST_GROUPS, _MOST_GROUPS))
+        self._num_groups = int(np.clip(_MOST_CELLS // columns, _LEAST_GROUPS, _MOST_GROUPS))
         self._sums: Tensor | None = None
 
     def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
@@ -64,12 +65,12 @@ class RowSums:
             places = torch.arange(self.columns, device=values.device).expand_as(values)
         if self._sums is None:
             self._sums = torch.zeros(
-                self._most, self.columns, dtype=torch.float64, device=values.device
+                self._num_groups, self.columns, dtype=torch.float64, device=values.device
             )
         # Each of the first rows has a group for itself; a hash of a later row's number says which
         # group it joins.
         hashes = ((rows.long() * _FACTOR) & 0xFFFFFFFF) >> 12
-        groups = torch.where(rows < self._most, rows, hashes % self._most).long()
+        groups = torch.where(rows < self._num_groups, rows, hashes % self._num_groups).long()
         # Group 2 and sum 1 of 4 columns are cell 2 * 4 + 1 = 9.
         cells = groups.to(values.device).unsqueeze(1) * self.columns + places
         self._sums.view(-1).index_add_(0, cells.flatten(), values.double().flatten())
@@ -80,7 +81,7 @@ class RowSums:
         Without `over_ranks`: those of this rank.
         """
         if self._sums is None:
-            sums = torch.zeros(self._most, self.columns).double()
+            sums = torch.zeros(self._num_groups, self.columns).double()
         else:
             sums = self._sums.cpu()
         return sums if over_ranks is None else torch.from_numpy(over_ranks(sums.numpy()))
@@ -92,7 +93,8 @@ class RowSums:
 def bootstrap(sums_GS: Tensor, values_of: ValuesOf) -> dict[str, Interval]:
     """The interval of each metric that `values_of` makes of `[R, S]` sums.
 
-    None below ten groups with rows, and none for a metric that is the same in all resamples.
+    Empty for fewer than `LEAST_ROWS` groups with rows. A metric that is the same in all resamples
+    is left out.
     """
     sums_GS = sums_GS[sums_GS[:, -1] > 0].double()
     num_groups = len(sums_GS)
