@@ -53,6 +53,25 @@ from flatout.run.answers import settable_answers
 from flatout.run.claimed_folders import OVERRIDES, SETTINGS
 
 ROUNDS = 3
+# keys that a verdict's override may name, beside callbacks to be left out
+_OF_VERDICTS = (
+    "checkpoint.every_minutes",
+    "checkpoint.every_steps",
+    "compile",
+    "data.accumulate",
+    "data.batch_size",
+    "data.effective_batch",
+    "data.feed",
+    "data.workers",
+    "model.compute",
+    "model.freeze_layers",
+    "model.reuse",
+    "monitor.flush_every",
+    "precision",
+    "threads",
+    "trainer.check_val_every_n_epoch",
+    "trainer.val_check_interval",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,6 +173,7 @@ def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
     )
     words = read_words(folder, summary, more)
     require_typed_again(override.split(), more, str(folder))
+    _require_of_a_verdict(override, folder)
     sides = build_sides(words, override, evidence, steps)
     print(
         f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they"
@@ -178,6 +198,18 @@ def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
         device=str(summary["hardware"]["device"]),
         version=versions()["flatout"],
     )
+
+
+def _require_of_a_verdict(override: str, folder: Path) -> None:
+    """Refuse an override that no verdict names: the summary of a run may come from others."""
+    for word in override.split():
+        is_callback = word.startswith("~callbacks.") and "=" not in word
+        require(
+            is_callback or key_of(word) in _OF_VERDICTS,
+            str(folder),
+            f"its verdict names {word}, which no verdict does",
+            hint="Its summary.json was changed: train the run again.",
+        )
 
 
 def read_words(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list[str]:

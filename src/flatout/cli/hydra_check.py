@@ -29,6 +29,7 @@ from flatout.cli.typed import (
     check_values_of_hydra,
     is_set_by_words,
     is_typed_value,
+    may_hold_secrets,
     nodes,
     refuse_references,
     secret_keys,
@@ -36,7 +37,6 @@ from flatout.cli.typed import (
     words_as_entered,
 )
 from flatout.errors import require
-from flatout.masking import mask_words
 from flatout.sweep.settings import LauncherSettings
 
 # classes and texts that settings of Python's logging may name
@@ -228,7 +228,7 @@ def _check_logging(settings: object, name: str) -> None:
 
 def _require_no_secret_in_clear(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Refuse what lets Hydra write the typed words, secrets too, into files or names of folders."""
-    if mask_words(overrides) == list(overrides):
+    if not may_hold_secrets(overrides):
         return
     launcher = select_value(cfg, "hydra.launcher._target_")
     require(

@@ -71,14 +71,19 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     plain_words = [word for word in asked["typed"] if not is_masked(word)]
     repeated = (word for word in plain_words if _trusts(word) or must_be_typed_again(word))
     missing = [word for word in repeated if word not in more]
+    # Paths in its words begin there, and libraries read their own settings and modules there: a
+    # folder that others name is no place to go to unasked.
+    place = Path(asked["place"])
+    require(
+        place.samefile(Path.cwd()),
+        "sweep resume",
+        f"{folder} was begun in {place}",
+        hint=f"If you know it, go there first: cd {shlex.quote(str(place))}",
+    )
     # Its file may name any folder of the disk, and loggers of its trials could write there.
     for word in plain_words:
-        if key_of(word) == "output" and word not in more:
-            named = Path(asked["place"], word.partition("=")[2].strip("'\""))
-            output = Path(os.path.normpath(named))
-            is_near = output == folder.parents[1] or output.is_relative_to(Path.cwd())
-            if not is_near:
-                missing.append(word)
+        if key_of(word) == "output" and word not in more and not _is_near(word, folder):
+            missing.append(word)
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
     require(
@@ -90,15 +95,22 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
             f" {shlex.join(missing)}"
         ),
     )
-    # The warm server imports before this process enters a folder that a file names: Python looks
-    # for modules in the working directory, and would run code that lies there.
     warm_start()
-    os.chdir(asked["place"])
     if any(_trusts(word) for word in more):
-        sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
+        sys.path.insert(0, str(place))  # as `python -m` did when it was begun
     again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
     begun_by = with_secrets_typed(asked["typed"], more, "sweep resume")
     return [*begun_by, *again, *(word for word in more if word not in begun_by)]
+
+
+def _is_near(word: str, sweep: Path) -> bool:
+    """Whether the word for `output` names the folder of this sweep, or one below this place."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    # As Hydra reads it: a text may stand in quotes, and blanks around it are none of the value.
+    value = OverridesParser.create().parse_override(word).value()
+    output = Path(os.path.normpath(Path.cwd() / str(value)))
+    return output == sweep.parents[1] or output.is_relative_to(Path.cwd())
 
 
 def _trusts(word: str) -> bool:

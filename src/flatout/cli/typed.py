@@ -205,7 +205,7 @@ def check_values_of_hydra(
     `secrets`: keys whose values files may not refer to.
     """
     # Hydra puts variables of the environment into `env_set`.
-    if mask_words(words) != list(words) or (settings.get("job") or {}).get("env_set"):
+    if may_hold_secrets(words) or (settings.get("job") or {}).get("env_set"):
         secrets = [*secrets, *_TYPED_WORDS]
     for group in settings:
         for key, value in nodes(settings[group], f"hydra.{group}"):
@@ -283,6 +283,11 @@ def select_value(cfg: DictConfig, key: str) -> Any:
         return OmegaConf.select(cfg, key)
     except OmegaConfBaseException:
         return None
+
+
+def may_hold_secrets(words: Sequence[str]) -> bool:
+    """Whether typed words hold a secret, or refer to what may be one, such as the environment."""
+    return mask_words(words) != list(words) or any("${" in word for word in words)
 
 
 def is_set_by_words(key: str, overrides: Sequence[str]) -> bool:

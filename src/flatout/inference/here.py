@@ -35,7 +35,7 @@ from flatout.inference.folder_predictors import FolderPredictor, predictors_of_f
 from flatout.inference.forms import Form, forms_of_run, together
 from flatout.inference.linear_part import LINEAR
 from flatout.inference.model_folder import WEIGHTS
-from flatout.inference.onnx_file import ONNX, errors_alone
+from flatout.inference.onnx_file import ONNX, errors_alone, keep_onnxruntime_silent
 from flatout.inference.open_folder import has_weights, is_transformers_folder
 from flatout.inference.run_predictor import FileOptions, RunPredictor, Scored
 from flatout.inference.text import Predictor
@@ -126,6 +126,7 @@ def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
     Numbers between layers are rounded by their range: in INT8 by that of each batch, in STATIC by
     that of some of the `texts`.
     """
+    keep_onnxruntime_silent()
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,7 +79,16 @@ def write_signature(folder: Path, signature: dict[str, Any]) -> None:
     (folder / SIGNATURE).write_text(text, encoding="utf-8")
 
 
+def keep_onnxruntime_silent() -> None:
+    """Let onnxruntime send nothing to its makers; to be called before it is imported.
+
+    It would also keep a number of this machine below the home folder.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
 def open_onnx(path: Path) -> Any:
+    keep_onnxruntime_silent()
     from onnxruntime import InferenceSession
 
     return InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.data.tables.hub import require_complete
+from flatout.data.tables.hub import offline_without_network, require_complete
 from flatout.errors import UserError, require
 from flatout.files import load_json
 from flatout.inference.model_folder import SETTINGS
 from flatout.inference.onnx_file import open_onnx, read_by
 from flatout.inference.records import is_name
-from flatout.models.encoder.transformer import Outputs, quiet_library
+from flatout.models.encoder.transformer import Outputs, quiet_library, require_no_code
 
 # From the tensors that a tokenizer makes of a batch, padded, to the logits of the network.
 LogitsOf = Callable[[Mapping[str, Tensor]], Tensor]
@@ -55,19 +55,22 @@ def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
     # the library would make an empty one
     require(has_tokens, str(folder), "no tokenizer in it", hint=hint)
     require_complete(folder, str(folder))
-    with read_by("transformers", folder, hint), quiet_library():
+    with (
+        read_by("transformers", folder, hint),
+        quiet_library(),
+        offline_without_network(is_here=True),
+    ):
+        described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        require_no_code(vars(described), str(folder))
         torch.manual_seed(0)  # of a head that the folder does not have
         if has_weights(folder) or not onnx_files(folder):
             safe: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32}
             net = kind.auto_class.from_pretrained(folder, trust_remote_code=False, **safe)
         else:
-            net = kind.auto_class.from_config(
-                AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            )
+            net = kind.auto_class.from_config(described)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    require(
-        tokenizer.pad_token is not None, str(folder), "its tokenizer has no token to pad rows with"
-    )
+        can_pad = tokenizer.pad_token is not None
+    require(can_pad, str(folder), "its tokenizer has no token to pad rows with")
     with read_by("transformers", folder, hint):
         require_names(names_of(net), folder)
     return net.eval(), tokenizer

@@ -61,7 +61,7 @@ def from_hub(name: str, where: str) -> Any:
         " that cache."
     )
     try:
-        with _offline_without_network():
+        with offline_without_network():
             return datasets.load_dataset(path, configuration or None)
     except BaseException as error:
         # of any class: what was fetched may say anything of its columns
@@ -126,7 +126,7 @@ def fetch_model(name: str, where: str, load: Callable[[], T]) -> T:
     if is_here:
         require_complete(Path(name), where)
     try:
-        with _offline_without_network(is_here=is_here):
+        with offline_without_network(is_here=is_here):
             return load()
     except UserError:
         raise
@@ -159,7 +159,7 @@ def fetch_model(name: str, where: str, load: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _offline_without_network(*, is_here: bool = False) -> Iterator[None]:
+def offline_without_network(*, is_here: bool = False) -> Iterator[None]:
     """Inside it, without a network, only the cache is asked.
 
     The Hub's library would try for half a minute before it looks there. Of a folder that `is_here`

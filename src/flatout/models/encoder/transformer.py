@@ -8,7 +8,6 @@ for a setting under `model`, or for what happens between a setting and a built n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +43,8 @@ _CODE = (
     "use_kernels",
 )
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
+# The library has these itself. For any other name, `flash_attention_2` too, it may fetch a kernel.
+_OF_LIBRARY = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 # Settings of the form in which the library returns its numbers: ours reads it in one.
 _FORM = {
     "return_dict": True,
@@ -219,7 +220,7 @@ class TransformerConfig:
         tokens of a window, 0 without windows.
         """
         settings = dict(described)
-        _require_no_code(settings, "encoder.json")
+        require_no_code(settings, "encoder.json")
         settings |= {name: usual for name, usual in _FORM.items() if name in settings}
         config = _config_class(settings.pop("model_type"))(**settings)
         padding_id = read_setting(config, "pad_token_id", 0)
@@ -267,7 +268,7 @@ class TransformerConfig:
         run = model_of_run(self.pretrained)
         if run:
             settings = run.configuration()
-            _require_no_code(settings, f"model.pretrained: {self.pretrained}")
+            require_no_code(settings, f"model.pretrained: {self.pretrained}")
             return _config_class(str(settings.pop("model_type", None)))(**settings)
         from transformers import AutoConfig
 
@@ -277,7 +278,7 @@ class TransformerConfig:
             "model.pretrained",
             lambda: AutoConfig.from_pretrained(name, trust_remote_code=False),
         )
-        _require_no_code(vars(config), f"model.pretrained: {self.pretrained}")
+        require_no_code(vars(config), f"model.pretrained: {self.pretrained}")
         return config
 
     def _describe_random(self) -> PretrainedConfig:
@@ -308,7 +309,7 @@ class TransformerConfig:
         self._set_dropout(described, "dropout", self.dropout)
         self._set_dropout(described, "attention_dropout", self.attention_dropout)
         self._set_dropout(described, "head_dropout", self.head_dropout)
-        _require_no_code(self.settings, "model.settings")
+        require_no_code(self.settings, "model.settings")
         for name, value in self.settings.items():
             if not _set_one(described, name, value):
                 raise UserError(
@@ -486,7 +487,7 @@ def _recompute(model: Transformer) -> None:
     enable({"use_reentrant": False})
 
 
-def _require_no_code(described: Mapping[str, Any], where: str) -> None:
+def require_no_code(described: Mapping[str, Any], where: str) -> None:
     """Refuse a configuration that names code to be run: a module beside it, or a kernel.
 
     Those of the parts of a composed encoder stand within its own.
@@ -494,11 +495,10 @@ def _require_no_code(described: Mapping[str, Any], where: str) -> None:
     for name, value in ((str(key), item) for key, item in described.items()):
         within = vars(value) if hasattr(value, "to_diff_dict") else value
         if isinstance(within, Mapping):
-            _require_no_code(within, f"{where}: {name}")
+            require_no_code(within, f"{where}: {name}")
         is_named = value is not None and name.removeprefix("_").removesuffix("_internal") in _CODE
-        is_local = isinstance(value, str) and name != "auto_map" and not re.search(r"[/|:]", value)
         require(
-            not is_named or is_local,
+            not is_named or value in _OF_LIBRARY,
             f"{where}: {name}",
             f"{value!r} names code of others",
             hint="Take it out.",
