@@ -162,7 +162,7 @@ class Search:
         """Rows at once that may be chosen, smallest first; at least one size.
 
         Where the rows of a step are kept these are its divisors (12 → 1, 3, 6, 12), else also
-        doublings.
+        doublings, up to `MOST_DOUBLED_ROWS`. Sizes above a limit are left out; one is always left.
         """
         if self.settings.effective_batch is StepRows.kept:
             sizes = divisors(self.open_settings.step_rows)
