@@ -83,7 +83,7 @@ def windows(
         source = [source]
     if isinstance(source, Iterator | list | tuple):
         datasets = open_datasets(source)
-        ignored = {
+        are_set = {
             "lookback": bool(lookback),
             "horizon": horizon != 1,
             "target": bool(target),
@@ -96,7 +96,7 @@ def windows(
             "missing": missing != "refuse",
             "max_gap": max_gap is not None,
         }
-        _require_own_windows([name for name, is_set in ignored.items() if is_set])
+        _require_own_windows([name for name, is_set in are_set.items() if is_set])
         dataset = ForecastingWindows(datasets)
     else:
         named = {"target": target, "features": features, "known": known, "static": static}
