@@ -405,6 +405,8 @@ def _of_hydras_own() -> Iterator[Case]:
     for target in ("os.system", "hydra_plugins.flatout_trials.TrialLauncher", "7"):
         settings = {"hydra": {"mode": "MULTIRUN", "sweeper": {"_target_": target}}}
         yield _file(f"a sweeper that is {target}", settings, is_whole=True)
+    settings = {"hydra": {"job": {"num": 5, "id": "5"}}}
+    yield _file("the number of a trial", settings, is_whole=True)
     for name in ("../../outside/x", "<outside>/x", "${oc.env:HOME}"):
         settings = {"hydra": {"job": {"name": name}}}
         yield _file(f"a job named {name}", settings, is_whole=True)
@@ -449,6 +451,12 @@ def _of_parts() -> Iterator[Case]:
     words = ("model=transformer", "+model.settings.api_key=sw0rdfish")
     settings = {"hydra": {"output_subdir": ".hydra"}}
     yield _file("a secret that Hydra keeps in a file", settings, *words)
+    referred = ("data=people", "model=bitmlp", "task=grams")
+    referred += ("data.encoding.secret=${oc.env:FLATOUT_HOSTILE}",)
+    dirname = {"config": {"override_dirname": {"exclude_keys": ["data", "model", "task"]}}}
+    run = {"dir": "${output}/x/${hydra.job.override_dirname}"}
+    settings = {"hydra": {"run": run, "job": dirname}}
+    yield _file("the value of a typed reference in a folder's name", settings, *referred)
     settings = {"hydra": {"run": {"dir": "${output}/${hydra.job.override_dirname}"}}}
     yield _file("a secret that Hydra keeps in a name", settings, *words)
     for number, (source, more) in enumerate(

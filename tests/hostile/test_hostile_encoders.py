@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from flatout.errors import UserError
+from flatout.inference.open_folder import open_folder
+from flatout.models.encoder.transformer import Outputs
 from tests.composed import run_train
 from tests.hostile import attempts as hostile
 from tests.hostile.json_changes import put
@@ -45,6 +48,10 @@ def own_family(described):
     described["model_type"] = "evil"
 
 
+def own_kernel(described):
+    described["attn_implementation"] = "flash_attention_2"
+
+
 def own_tokenizer(described):
     described["auto_map"] = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
     described["tokenizer_class"] = "Evil"
@@ -52,6 +59,11 @@ def own_tokenizer(described):
 
 CODE_BESIDE = {
     "of a known family": ("config.json", own_code, "auto_map"),
+    "that a kernel fetches": (
+        "config.json",
+        own_kernel,
+        "'flash_attention_2' names code of others",
+    ),
     "of a family of its own": (
         "config.json",
         own_family,
@@ -81,6 +93,16 @@ def test_an_encoder_s_own_code_is_refused_and_never_run(
     assert not canary.exists()
     exec((folder / "evil.py").read_text())  # had it been run, it would have been seen
     assert canary.exists()
+
+
+@pytest.mark.parametrize("kernel", ["evil/evil", "flash_attention_2"])
+def test_an_exported_folder_of_others_fetches_no_kernel(kernel, encoder_with_code):
+    def name_a_kernel(described):
+        described["attn_implementation"] = kernel
+
+    folder, _ = encoder_with_code("config.json", name_a_kernel)
+    with pytest.raises(UserError, match="names code of others"):
+        open_folder(folder, Outputs(["a", "b"], "single"))
 
 
 def test_a_tokenizer_s_own_code_is_never_run(encoder_with_code, tmp_path, monkeypatch, capsys):

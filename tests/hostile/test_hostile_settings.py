@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import constants
+from hydra.core.utils import setup_globals
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
 from flatout.cli.composing import without_value
 from flatout.cli.hydra_check import _check_list_of_trials, _require_no_secret_in_clear
-from flatout.cli.hydra_folders import _require_plain_launcher
+from flatout.cli.hydra_folders import _require_plain_launcher, check_folders
 from flatout.cli.kept_help import checksum_of
 from flatout.cli.targets import check_targets
 from flatout.cli.typed import (
@@ -261,6 +262,45 @@ def test_a_folder_of_a_file_holds_nothing_that_lies_elsewhere(
     assert run_train([*words, *(["-m", "seed=1,2"] if key == "sweep" else [])], monkeypatch) == 2
     assert said in capsys.readouterr().err
     assert outside.read_text() == "mine"
+
+
+def test_a_folder_whose_name_holds_the_mode_is_looked_at_with_the_mode_it_has(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "work" / "outputs").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    Path("outputs", "xRunMode.RUN").symlink_to(tmp_path / "mine")
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nhydra: {run: {dir: 'outputs/x${hydra.mode}'}, output_subdir: hy}\n"
+    (tmp_path / "experiment" / "evil.yaml").write_text(text)
+    assert run_train([f"--config-dir={tmp_path}", "+experiment=evil"], monkeypatch) == 2
+    assert "lies outside" in capsys.readouterr().err
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_the_time_in_a_folder_s_name_is_asked_for_once():
+    cfg = OmegaConf.create(
+        {
+            "name": "x",
+            "output": "outputs",
+            "hydra": {
+                "run": {"dir": "outputs/${now:%f}"},
+                "sweep": {"dir": "outputs/m", "subdir": "0"},
+                "job": {"name": "train", "num": "???", "id": "???"},
+                "output_subdir": None,
+                "launcher": {"_target_": LauncherSettings._target_},
+            },
+        }
+    )
+    asked = iter(["outputs/1", "outputs/2"])
+    OmegaConf.register_new_resolver("now", lambda form: next(asked), use_cache=True, replace=True)
+    try:
+        cfg.hydra.run.dir = "${now:%f}"
+        check_folders(cfg, [], is_trial=False)
+        assert cfg.hydra.run.dir == "outputs/1"
+    finally:
+        setup_globals()
 
 
 def test_a_launcher_that_unpickles_results_is_typed_and_finds_none_of_others(tmp_path):

@@ -87,6 +87,13 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str], *, is_trial: bool) ->
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
         _require_typed_parts(f"hydra.launcher.{name}", plain["launcher"].get(name), overrides)
+    # Hydra counts trials itself, behind what is checked here
+    for name in ("num", "id"):
+        is_counted = OmegaConf.is_missing(settings.job, name)
+        key = f"hydra.job.{name}"
+        require(
+            is_counted or is_set_by_words(key, overrides), key, "stands in a file", hint=ONLY_TYPED
+        )
     # Python imports from the folder that it is in, and files may bring one along
     _require_typed_parts("hydra.job.chdir", plain["job"]["chdir"], overrides)
     # Hydra has put the variables of `env_copy` into `env_set`.

@@ -66,6 +66,8 @@ def check_folders(cfg: DictConfig, overrides: Sequence[str], *, is_trial: bool) 
         )
         if part is not None and not is_set_by_words(key, overrides):
             _require_plain_folder(str(part), key)
+    # A time that was asked for here stays what it is where Hydra asks again.
+    OmegaConf.copy_cache(from_config=numbered, to_config=cfg)
 
 
 def _check_output(output: Path) -> None:

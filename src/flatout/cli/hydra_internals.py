@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.composing import setting_meant
 from flatout.cli.hydra_check import check_hydra
+from flatout.cli.hydra_folders import check_folders
 from flatout.cli.late_help import allow_late_help
 from flatout.cli.masked_settings import mask_settings_in
 from flatout.cli.options import store_part
@@ -149,6 +150,8 @@ class GuardedLoader(ConfigLoaderImpl):
             self._single = None
             cfg.hydra.mode = RunMode.RUN
             cfg.hydra.overrides.hydra.append(_SINGLE)
+            # the mode may be a part of a folder's name
+            check_folders(cfg, overrides, is_trial=False)
             return cfg
         return self._compose(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
 

@@ -71,15 +71,6 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     plain_words = [word for word in asked["typed"] if not is_masked(word)]
     repeated = (word for word in plain_words if _trusts(word) or must_be_typed_again(word))
     missing = [word for word in repeated if word not in more]
-    # Paths in its words begin there, and libraries read their own settings and modules there: a
-    # folder that others name is no place to go to unasked.
-    place = Path(asked["place"])
-    require(
-        place.samefile(Path.cwd()),
-        "sweep resume",
-        f"{folder} was begun in {place}",
-        hint=f"If you know it, go there first: cd {shlex.quote(str(place))}",
-    )
     # Its file may name any folder of the disk, and loggers of its trials could write there.
     for word in plain_words:
         if key_of(word) == "output" and word not in more and not _is_near(word, folder):
@@ -94,6 +85,15 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
             f"If that is meant, type it again: python -m flatout sweep resume {folder}"
             f" {shlex.join(missing)}"
         ),
+    )
+    # Paths in its words begin there, and libraries read their own settings and modules there: a
+    # folder that others name is no place to go to unasked.
+    place = Path(asked["place"])
+    require(
+        place.samefile(Path.cwd()),
+        "sweep resume",
+        f"{folder} was begun in {place}",
+        hint=f"If you know it, go there first: cd {shlex.quote(str(place))}",
     )
     warm_start()
     if any(_trusts(word) for word in more):
