@@ -51,7 +51,7 @@ def check_folders(cfg: DictConfig, overrides: Sequence[str], *, is_trial: bool) 
         if not is_set_by_words(key, overrides):
             _check_folder_of_runs(folder, key, output)
             if not is_trial:
-                _require_files_of_its_own(Path(folder))
+                require_files_of_its_own(Path(folder))
     sweep = Path(str(select_value(numbered, "hydra.sweep.dir")))
     if not is_trial:
         _require_plain_launcher(numbered, sweep, overrides)
@@ -105,10 +105,10 @@ def _check_folder_of_runs(folder: str, key: str, output: Path) -> None:
     require(is_below, key, f"{folder!r} is the folder of all runs", allowed="one below it")
 
 
-def _require_files_of_its_own(folder: Path) -> None:
-    """Refuse a folder that is there already, with files that are other files, too.
+def require_files_of_its_own(folder: Path) -> None:
+    """Refuse a folder with files that are other files, too: what is written there would be in both.
 
-    Hydra writes its settings and logs there before a run looks at it.
+    Hydra writes its settings and logs before a run looks at its folder.
     """
     require_no_link_outside(folder)
     for path in folder.rglob("*"):
@@ -116,7 +116,7 @@ def _require_files_of_its_own(folder: Path) -> None:
             not path.is_file() or path.lstat().st_nlink == 1,
             str(path),
             "is a file that has another name, too",
-            hint="Remove it, or type the folder on the command line.",
+            hint="Remove it, or copy the folder: cp -r gives each file one name.",
         )
 
 

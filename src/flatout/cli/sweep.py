@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     """Go to the folder where the sweep was started, and return the words that resume it."""
-    from flatout.run.run_folder import require_no_link_outside
+    from flatout.cli.hydra_folders import require_files_of_its_own
     from flatout.sweep.searched import read_asked
 
     require(
@@ -65,7 +65,7 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     folder = Path(typed[0]).absolute()
     more = typed[1:]
     asked = read_asked(folder)
-    require_no_link_outside(folder)
+    require_files_of_its_own(folder)
     # The folder may come from others: you type again each word that lets foreign code in. A word
     # whose secret is masked cannot be repeated to the letter: `with_secrets_typed` asks for it.
     plain_words = [word for word in asked["typed"] if not is_masked(word)]
@@ -109,7 +109,9 @@ def _is_near(word: str, sweep: Path) -> bool:
 
     # As Hydra reads it: a text may stand in quotes, and blanks around it are none of the value.
     value = OverridesParser.create().parse_override(word).value()
-    output = Path(os.path.normpath(Path.cwd() / str(value)))
+    if not isinstance(value, str):
+        return False  # a list of them, `choice(…)`
+    output = Path(os.path.normpath(Path.cwd() / value))
     return output == sweep.parents[1] or output.is_relative_to(Path.cwd())
 
 
@@ -118,11 +120,7 @@ def _trusts(word: str) -> bool:
 
     `allow_targets=[mine]` and `hydra.job.chdir=true` do, `trials=20` and `seed=1` do not.
     """
-    is_ours = key_of(translate_word(word)) in (
-        *SHORT.values(),
-        "hydra/sweeper",
-        "hydra/launcher",
-        "hydra.sweep.dir",
-        "hydra.mode",
-    )
-    return lets_code_in(word) and not is_ours
+    translated = translate_word(word)
+    is_ours = key_of(translated) in (*SHORT.values(), "hydra.sweep.dir", "hydra.mode")
+    is_usual = translated.lstrip("+") in ("hydra/sweeper=flatout", "hydra/launcher=flatout")
+    return lets_code_in(word) and not (is_ours or is_usual)

@@ -12,6 +12,7 @@ Open this file to change which settings an answer may set.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -89,12 +90,18 @@ def read_answers(resumed: str | None, folder: Path) -> dict[str, Any] | None:
 def settable_answers(summary: dict[str, Any]) -> dict[str, Any]:
     """What a run has measured, by key, from its summary.
 
-    Other keys are left out: the folder of a run may come from others.
+    Other keys are left out, and values of more than a word: the folder of a run may come from
+    others, and each answer becomes a word of a command line.
     """
     values = (summary.get("tune") or {}).get("values")
     if not isinstance(values, dict):
         return {}
-    return {key: values[key] for key in _SETTABLE if key in values}
+    return {key: values[key] for key in _SETTABLE if key in values and _is_a_word(values[key])}
+
+
+def _is_a_word(value: object) -> bool:
+    is_name = isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value, re.ASCII) is not None
+    return value is None or is_name or isinstance(value, int | float)
 
 
 def build_question(

@@ -7,6 +7,7 @@ settings of the new run. Open it to change when a confirmation counts for anothe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,16 @@ def _are_open(values: dict[str, Any], settings: dict[str, Any], overrides: Seque
 
 
 def _keeps_step_rows(values: dict[str, Any], data: dict[str, Any]) -> bool:
-    """Whether an optimizer step has as many rows as before: then what is learned stays the same."""
-    rows = values.get("data.batch_size", data["batch_size"])
-    accumulate = values.get("data.accumulate", data["accumulate"])
-    return bool(rows * accumulate == data["batch_size"] * data["accumulate"])
+    """Whether an optimizer step has as many rows as before: then what is learned stays the same.
+
+    Batches whose size was left open follow the rows: nothing may change them.
+    """
+    before = [data["batch_size"], data["accumulate"]]
+    after = [values.get("data.batch_size", before[0]), values.get("data.accumulate", before[1])]
+    if after == before:
+        return True
+    are_numbers = all(type(number) is int and number > 0 for number in (*before, *after))
+    return are_numbers and math.prod(after) == math.prod(before)
 
 
 def _had_settings(run: Path, settings: dict[str, Any]) -> bool:
