@@ -36,10 +36,10 @@ def test_a_sweep_of_others_takes_nobody_to_another_folder(tmp_path, monkeypatch)
         "output=choice(/elsewhere)",
     ],
 )
-def test_the_folder_that_a_sweep_names_is_the_one_that_hydra_reads(value, tmp_path, monkeypatch):
+def test_the_folder_that_a_sweep_names_is_the_one_that_hydra_reads(word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sweep = tmp_path / "runs" / "sweeps" / "now"
-    assert not _is_near(f"output={value}", sweep)
+    assert not _is_near(word, sweep)
     assert _is_near("output='runs'", sweep)
     assert _is_near(f"output={tmp_path}/others", sweep)
 
