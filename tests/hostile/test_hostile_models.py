@@ -26,7 +26,7 @@ from flatout.errors import UserError
 from flatout.inference.fingerprint import Fingerprint
 from flatout.inference.model_folder import ModelFolder
 from flatout.models.bilstm import BiLSTMConfig
-from flatout.models.encoder.transformer import _require_no_code
+from flatout.models.encoder.transformer import require_no_code
 from flatout.report.page import as_markdown
 from flatout.run.kinds import load_predictor
 from flatout.tasks.abstention import HeldOutAnswers
@@ -168,9 +168,9 @@ def test_a_model_folder_that_nobody_changed_is_read(models):
 def test_the_parts_of_an_encoder_name_no_code_either():
     for part in ({"auto_map": {"AutoModel": "evil.Evil"}}, {"x": {"_attn_implementation": "a/b"}}):
         with pytest.raises(UserError, match="names code of others"):
-            _require_no_code({"model_type": "bert", "text_config": part}, "encoder.json")
+            require_no_code({"model_type": "bert", "text_config": part}, "encoder.json")
         with pytest.raises(UserError, match="names code of others"):
-            _require_no_code({"text_config": BertConfig(**part)}, "encoder.json")
+            require_no_code({"text_config": BertConfig(**part)}, "encoder.json")
 
 
 def test_names_of_classes_are_no_markup_in_a_model_card():

@@ -61,7 +61,7 @@ def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
         offline_without_network(is_here=True),
     ):
         described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        require_no_code(vars(described), str(folder))
+        require_no_code(described, str(folder))
         torch.manual_seed(0)  # of a head that the folder does not have
         if has_weights(folder) or not onnx_files(folder):
             safe: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32}

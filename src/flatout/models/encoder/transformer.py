@@ -278,7 +278,7 @@ class TransformerConfig:
             "model.pretrained",
             lambda: AutoConfig.from_pretrained(name, trust_remote_code=False),
         )
-        require_no_code(vars(config), f"model.pretrained: {self.pretrained}")
+        require_no_code(config, f"model.pretrained: {self.pretrained}")
         return config
 
     def _describe_random(self) -> PretrainedConfig:
@@ -487,15 +487,15 @@ def _recompute(model: Transformer) -> None:
     enable({"use_reentrant": False})
 
 
-def require_no_code(described: Mapping[str, Any], where: str) -> None:
+def require_no_code(described: Mapping[str, Any] | PretrainedConfig, where: str) -> None:
     """Refuse a configuration that names code to be run: a module beside it, or a kernel.
 
     Those of the parts of a composed encoder stand within its own.
     """
-    for name, value in ((str(key), item) for key, item in described.items()):
-        within = vars(value) if hasattr(value, "to_diff_dict") else value
-        if isinstance(within, Mapping):
-            require_no_code(within, f"{where}: {name}")
+    settings = described if isinstance(described, Mapping) else vars(described)
+    for name, value in ((str(key), item) for key, item in settings.items()):
+        if isinstance(value, Mapping) or hasattr(value, "to_diff_dict"):
+            require_no_code(value, f"{where}: {name}")
         is_named = value is not None and name.removeprefix("_").removesuffix("_internal") in _CODE
         require(
             not is_named or value in _OF_LIBRARY,
