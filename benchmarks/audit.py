@@ -170,7 +170,9 @@ def network_claims(
     """The same of 10 % wrong labels where an encoder is trained in folds, as an audit of its run
     does: minutes each.
     """
-    for name, rows in [] if options.quick or options.tiny else sets.items():
+    if options.data is None or options.quick or options.tiny:
+        return
+    for name, rows in sets.items():
         planted = plant(rows, 0.1, False, seed=1)
         model = TransformerConfig(pretrained=pretrained)
         data = TextDataConfig(source=str(options.data / name), max_length=64)

@@ -138,7 +138,7 @@ def measure_row() -> None:
             first_s=price.get("expected_s"),
             parts_s=expected.parts_s,
             took_parts_s=price["took_parts_s"],
-            expected_gb=quote.host_gb,
+            expected_gb=quote.host_peak_gb,
             took_gb=price["host_peak_gb"],
             busy=max(quote.busy, price["busy"]),
         )

@@ -31,6 +31,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.samples.tweets import TweetsConfig, TweetsTable
 from flatout.data.texts.data import TextData
 from flatout.data.texts.settings import TextDataConfig
+from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.ladder.climb import peak_memory_gb
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -144,9 +145,10 @@ def measure() -> None:
         data = TextDataConfig(
             train=tweets, validation=few, vocabulary=pieces, batch_size=32, cache=f"{folder}/cache"
         )
-        info = TextData.of(data).open_store()
+        subwords = TextData.of(data).open_store().vocabulary
+        assert isinstance(subwords, Subwords)
         torch.manual_seed(0)
-        model = SIZES[given["name"]].build(info.vocabulary.frame.padding)
+        model = SIZES[given["name"]].build(subwords.frame.padding)
         steps = _Steps()
         result = fit(
             data,

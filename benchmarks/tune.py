@@ -65,7 +65,8 @@ def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()
     data.setup()
-    asked = build_question(config, data, ranks, device, ["tune=auto"], counts_time=False)
+    asked = build_question(config, data, ranks, device, ["tune=auto"])
+    asked = replace(asked, counts_time=False)
     found = measure_answers(asked, lambda line: None).answers
     chosen = list_open_settings(replace(asked, config=apply_answers(config, found.values))).start
     start = list_open_settings(asked).start

@@ -118,7 +118,7 @@ def _bits(times: int, rows: int = FEW_ROWS) -> Parts:
 
 def _labels(times: int, rows: int = FEW_ROWS) -> Parts:
     place = np.arange(20)
-    parts = [
+    parts: list[dict[str, Any]] = [
         {"run": n, "a": np.sin(place * (1 + n % 2) + n), "kind": "ab"[n % 2]}
         for n in range(60 * times)
     ]
