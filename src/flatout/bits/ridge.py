@@ -108,7 +108,8 @@ class GramSums:
 
         Each part has a penalty and a threshold of its own.
         """
-        ridges_of_parts: list[list[Ridge]] = [[] for _ in parts]
+        best_of_parts: list[Ridge | None] = [None for _ in parts]
+        dice_of_parts: list[list[float]] = [[] for _ in parts]  # of each penalty so far
         held: list[tuple[Tensor, Tensor]] = []
         for block in self.blocks(validation):
             held.append(block)
@@ -116,23 +117,26 @@ class GramSums:
                 break  # some thousand records are enough to choose by
         for penalty in penalties:
             weight_DG, bias_G = self.solve(penalty)
-            for part, rising in zip(parts, ridges_of_parts, strict=True):
+            for index, part in enumerate(parts):
                 weight = weight_DG[:, part]
                 bias = bias_G[part]
                 metrics = GramMetrics()
                 for inputs_ND, grams_NG in held:
                     metrics.update(inputs_ND @ weight + bias, grams_NG[:, part])
                 dice = metrics.compute()["dice"]
-                rising.append(
-                    Ridge(weight, bias, penalty, metrics.threshold, dice, self.num_records)
-                )
+                dice_of_parts[index].append(dice)
+                best = best_of_parts[index]
+                if best is None or dice > best.dice:
+                    # A copy, as a slice would keep the weights of all grams: 0.1 GB a penalty.
+                    best_of_parts[index] = Ridge(
+                        weight.clone(), bias, penalty, metrics.threshold, dice, self.num_records
+                    )
             # Scores rise to one best penalty and fall from there.
             if all(
-                len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice
-                for rising in ridges_of_parts
+                len(rising) > 2 and rising[-1] < rising[-2] < rising[-3] for rising in dice_of_parts
             ):
                 break
-        return [max(rising, key=lambda ridge: ridge.dice) for rising in ridges_of_parts]
+        return [ridge for ridge in best_of_parts if ridge is not None]
 
 
 def inputs_of(batch: FlatBatch, num_inputs: int, *, is_set: bool) -> Tensor:
