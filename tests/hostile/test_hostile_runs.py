@@ -310,7 +310,7 @@ def test_a_folder_of_runs_elsewhere_is_typed_again_for_a_sweep_of_others(tmp_pat
     folder = tmp_path / "runs" / "name" / "time"
     folder.mkdir(parents=True)
 
-    def resume(output: Path, *more: str) -> list[str]:
+    def resume(output: Path | str, *more: str) -> list[str]:
         asked = {"schema": 1, "typed": [f"output={output}"], "fixed": [], "search": {}}
         asked |= {"place": str(tmp_path), "space": {}, "conf": None}
         (folder / "sweep.json").write_text(json.dumps(asked), encoding="utf-8")
@@ -318,5 +318,7 @@ def test_a_folder_of_runs_elsewhere_is_typed_again_for_a_sweep_of_others(tmp_pat
 
     with refused("sweep resume", "output=/home", fix="type it again"):
         resume(Path("/home"))
+    with refused("sweep resume", "output=[", fix="type it again"):
+        resume("[")  # Hydra cannot read it
     assert "output=/home" in resume(Path("/home"), "output=/home")
     assert f"output={tmp_path / 'runs'}" in resume(tmp_path / "runs")  # where it lies

@@ -106,9 +106,13 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
 def _is_near(word: str, sweep: Path) -> bool:
     """Whether the word for `output` names the folder of this sweep, or one below this place."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
 
     # As Hydra reads it: a text may stand in quotes, and blanks around it are none of the value.
-    value = OverridesParser.create().parse_override(word).value()
+    try:
+        value = OverridesParser.create().parse_override(word).value()
+    except HydraException:
+        return False  # `output=[`: no folder at all
     if not isinstance(value, str):
         return False  # a list of them, `choice(…)`
     output = Path(os.path.normpath(Path.cwd() / value))
