@@ -85,9 +85,9 @@ class RidgeSums:
         mean_D = self.sum_D.to(wide) / self.num_rows
         mean_O = self.sum_O.to(wide) / self.num_rows
         # Differences are taken in place: with thousands of inputs each square has 0.1 GB and more.
-        products_DD = (self.num_rows * torch.outer(mean_D, mean_D)).neg_().add_(self.inputs_DD)
+        products_DD = torch.outer(mean_D, mean_D).mul_(-self.num_rows).add_(self.inputs_DD)
         products_DD.diagonal().add_(penalty)
-        crossed_DO = (self.num_rows * torch.outer(mean_D, mean_O)).neg_().add_(self.crossed_DO)
+        crossed_DO = torch.outer(mean_D, mean_O).mul_(-self.num_rows).add_(self.crossed_DO)
         return _solve_positive(products_DD, crossed_DO), mean_D, mean_O
 
     def solve_map(self, penalty: float) -> tuple[Tensor, Tensor]:
