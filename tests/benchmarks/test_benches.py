@@ -99,8 +99,8 @@ FIRST_ROWS = {
         "BERT-base, 4,096 tokens a step: tokens a second",
     ],
     "price": [
-        "BiLSTM, 4,000 headlines, batches of 64",
-        "BiLSTM, 4,000 headlines, batches of 256",
+        "BiLSTM, 20,000 headlines, batches of 64",
+        "BiLSTM, 20,000 headlines, batches of 256",
     ],
     "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
     "scale": [
