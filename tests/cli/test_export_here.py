@@ -235,7 +235,7 @@ def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
     found = form.score_table(table, FileOptions(), [form], lambda rows: None)
     assert found.values["accuracy"] == own.values["accuracy"]
     words = replace(
-        form, ask=lambda given: torch.zeros(*given["input_ids"].shape, 9), where="words.onnx"
+        form, logits_of=lambda given: torch.zeros(*given["input_ids"].shape, 9), where="words.onnx"
     )
     with pytest.raises(
         UserError,

@@ -339,7 +339,6 @@ def test_a_mistake_in_the_settings_leaves_no_run_folder(mistake, tmp_path, monke
                 ("/dev/full", "/dev/full is no folder"),
                 ("file", "file is no folder"),
                 ("loop", "loop is no folder"),
-                ("n" * 300, "nnnn"),
             ],
             seconds=1,
         ),
@@ -356,6 +355,15 @@ def test_an_output_that_cannot_be_a_folder_is_one_sentence(
     assert line.startswith("output: ")
     assert problem in line
     assert line.endswith("Set output=FOLDER to a writable folder.")
+
+
+@pytest.mark.parametrize("several", at_once([], of=[[], ["-m"]], seconds=1))
+def test_an_output_whose_name_is_too_long_is_one_sentence(several, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_train([*several, *TINY, f"output={'n' * 300}"], monkeypatch) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("output: cannot write in nnnn")
+    assert line.endswith("File name too long. Choose shorter names.")
 
 
 @pytest.mark.parametrize(("words", "place"), [(["output=runs"], "runs"), ([], "outputs")])

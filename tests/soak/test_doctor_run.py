@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from tests.started import begin, said_by_all
 
 pytestmark = pytest.mark.soak(seconds=60)
+# The scripts import trainings of these tests.
+PATHS = os.pathsep.join(
+    [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 OF_LIGHTNING = """
 import sys
 import torch
@@ -50,7 +55,7 @@ def test_a_trainer_is_judged_from_its_import_on_and_no_other_is_imported(
 ):
     monkeypatch.chdir(tmp_path)
     Path("script.py").write_text(text, encoding="utf-8")
-    process = begin(["flatout", "doctor", "run", "script.py", *words])
+    process = begin(["flatout", "doctor", "run", "script.py", *words], PYTHONPATH=PATHS)
     said = said_by_all([process], 120)[0]
     assert process.returncode == 0, said
     assert imported in said
@@ -63,7 +68,7 @@ def test_each_rank_hands_its_split_to_the_first(text, words, tmp_path, monkeypat
     Path("script.py").write_text(text, encoding="utf-8")
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "-m", "flatout", "doctor", "run", "script.py", *words]
-    process = begin(command)
+    process = begin(command, PYTHONPATH=PATHS)
     said = said_by_all([process], 240)[0]
     assert process.returncode == 0, said
     kept = json.loads(Path("doctor/verdict.json").read_text(encoding="utf-8"))
