@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -14,7 +15,7 @@ from flatout.price.elsewhere import step_seconds
 from flatout.price.pace import StepPace
 from flatout.price.quote import add_quotes, quote_of
 from flatout.price.settings import PriceConfig
-from flatout.run.short_try import CountOperators
+from flatout.run.short_try import CountOperators, seconds_to_try
 
 COSTS = Costs(
     start_s=2.0,
@@ -105,6 +106,13 @@ def test_a_price_on_a_card_is_narrow_in_nothing_and_ignores_runs_here():
     assert there.host_peak_gb is None
     with pytest.raises(UserError, match=r"--on: no card 'h10' \(h100, a100.*Did you mean 'h100'"):
         require_card("h10")
+
+
+@pytest.mark.parametrize(
+    ("run_s", "seconds"), [(-1.0, 6), (60.0, 6), (200.0, 10), (3600.0, 15), (math.inf, 15)]
+)
+def test_a_long_run_is_tried_longer_but_at_most_fifteen_seconds(run_s, seconds):
+    assert seconds_to_try(run_s) == pytest.approx(seconds)
 
 
 def test_operators_of_a_step_are_counted_without_views():
