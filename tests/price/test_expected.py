@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -84,8 +86,15 @@ def test_earlier_runs_correct_the_estimate_and_the_raw_one_is_kept():
     expected = expect(COSTS, LENGTHS, [1.2] * 8)
     assert expected.raw_s == 44.0
     assert expected.value_s == pytest.approx(44.0 * 1.2**0.8)
-    assert correction([]) == (1.0, pytest.approx(0.2))
-    assert correction([0.5, 2.0])[1] > 0.3
+    assert correction([], 0.2) == (1.0, pytest.approx(0.2))
+    assert correction([0.5, 2.0], 0.2)[1] > 0.3
+
+
+def test_the_interval_is_narrower_where_other_processes_have_cores_of_their_own():
+    beside = expect(replace(COSTS, leaves_cores=True), LENGTHS)
+    alone = expect(COSTS, LENGTHS)
+    assert beside.value_s == alone.value_s
+    assert beside.high_s - beside.low_s < 0.7 * (alone.high_s - alone.low_s)
 
 
 def test_notes_are_of_equal_steps_and_of_one_kind_and_a_damaged_one_is_ignored(tmp_path):

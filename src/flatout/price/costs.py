@@ -22,8 +22,10 @@ Z_90 = 1.645  # standard deviations on each side of a 90 % interval
 _ERROR = 0.2
 _ERROR_OF_GUESS = 0.6
 # So much the pace differs from one run to the next, until runs of this machine have shown how much.
-# It counts as two of them. On two virtual cores 35 of 40 intervals hold with 0.2, and 29 with 0.05.
+# It counts as two of them. Threads on all cores wait for whatever else runs there: equal runs of
+# two threads on two virtual cores took 6.9 to 8.8 s within minutes, and those of one 8.3 to 8.5 s.
 _DRIFT = 0.2
+_DRIFT_BESIDE_FREE_CORES = 0.06
 _EARLIER = 2
 # What the verdict tries at a run's end, as `perf/verdict/experiments.py` allows it: a share of the
 # training, in short runs a larger one; how much of that it usually uses; beside other processes
@@ -49,6 +51,7 @@ class Costs:
     evaluation_s: float  # after training, without what the verdict tries
     watts: float | None = None  # while it trains
     is_guessed: bool = False  # whether validation and evaluation were not measured
+    leaves_cores: bool = False  # whether other processes have cores of their own beside its threads
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Costs:
@@ -133,7 +136,7 @@ def expect(
         "checkpoints": saves * costs.save_s,
         "evaluation": costs.evaluation_s + tries_s,
     }
-    bias, drift = correction(ratios)
+    bias, drift = correction(ratios, _DRIFT_BESIDE_FREE_CORES if costs.leaves_cores else _DRIFT)
     error = _ERROR_OF_GUESS if costs.is_guessed else _ERROR
     errors = [
         training_s * math.hypot(costs.pace.spread, drift + busy / 2),
@@ -154,13 +157,14 @@ def _allowed_tries_s(training_s: float) -> float:
     return max(seconds, min(_SHORT_S, _SHORT_SHARE * training_s))
 
 
-def correction(ratios: Sequence[float]) -> tuple[float, float]:
+def correction(ratios: Sequence[float], drift: float) -> tuple[float, float]:
     """The usual ratio of taken over expected time, and its relative spread.
 
-    Without notes 1.0 and 0.2. One run that took 1.2 of its time counts a third: 1.06.
+    `drift`: the spread that is taken for granted, with the weight of two runs. Without notes the
+    answer is 1.0 and `drift`. One run that took 1.2 of its time counts a third: 1.06.
     """
     logs = [math.log(ratio) for ratio in ratios if ratio > 0]
     count = len(logs) + _EARLIER
     mean = sum(logs) / count
-    squares = _EARLIER * _DRIFT**2 + sum((log - mean) ** 2 for log in logs)
+    squares = _EARLIER * drift**2 + sum((log - mean) ** 2 for log in logs)
     return math.exp(mean), math.sqrt(squares / count)

@@ -38,6 +38,7 @@ class ExpectedEnd:
     say: Say = print
     busy: Callable[[], float] = float  # fraction of the machine that other processes take
     seconds_before: Callable[[], float] = float  # of the run before it was resumed
+    leaves_cores: bool = False  # whether other processes have cores of their own
     resumed_at: Done = field(default_factory=Done)
     first: Expected | None = None
     lengths: PlannedLengths | None = None
@@ -140,6 +141,7 @@ class ExpectedEnd:
             evaluation_s=float(evaluation_s),
             watts=self.watts,
             is_guessed=not self._fit_ended_at,
+            leaves_cores=self.leaves_cores,
         )
 
     def ratio(self, took_s: float) -> float | None:

@@ -61,7 +61,7 @@ def _read(path: Path) -> Any:
 def _plausible(costs: Costs) -> Costs:
     """The costs, if all of them are numbers of seconds; a ValueError otherwise."""
     values = {**asdict(costs), **asdict(costs.pace)}
-    for name in values.keys() - {"pace", "is_guessed"}:
+    for name in values.keys() - {"pace", "is_guessed", "leaves_cores"}:
         if name != "watts" or values[name] is not None:
             _plausible_seconds(values[name])
     return costs

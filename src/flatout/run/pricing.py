@@ -18,6 +18,7 @@ from flatout.callbacks.gpu import Card
 from flatout.callbacks.hardware_monitor import HardwareMonitor
 from flatout.callbacks.progress_line import ProgressLine
 from flatout.data.store.cache import default_cache_folder
+from flatout.distributed.ranks import cores_here
 from flatout.engine.run_length import validations
 from flatout.perf.measure.steps import peak_bytes
 from flatout.perf.notes import machine_name
@@ -53,6 +54,7 @@ def expect_end(run: Run, training: Training) -> ExpectedEnd:
         say=run.folder.say,
         busy=lambda: busy_fraction(curves.monitor),
         seconds_before=lambda: training.checkpoints.seconds_before,
+        leaves_cores=_leaves_cores(run, training),
     )
     if run.ranks.is_first:
         for listener in curves.listeners:
@@ -61,6 +63,12 @@ def expect_end(run: Run, training: Training) -> ExpectedEnd:
         curves.each_second.insert(0, end.note)  # before the progress line asks for its time
         curves.listeners.append(end)
     return end
+
+
+def _leaves_cores(run: Run, training: Training) -> bool:
+    """Whether a run on CPUs has fewer threads than there are cores."""
+    is_on_cpu = training.trainer.strategy.root_device.type == "cpu"
+    return is_on_cpu and run.ranks.local_world * torch.get_num_threads() < len(cores_here())
 
 
 def close_price(run: Run, training: Training, end: ExpectedEnd) -> None:
@@ -155,11 +163,12 @@ def notes_of(run: Run) -> PriceNotes | None:
         "ranks": run.ranks.world,
         "network": facts["network"],
         "precision": run.settings.precision.value.value,
+        "threads": run.settings.values["threads"],
     }
     cache = run.settings.asked.data.cache
     folder = Path(cache) if cache else default_cache_folder()
     # Costs are shared by runs that are alike in all facts, ratios by runs of one network on this
-    # machine, with as many ranks and the same precision.
+    # machine, with as many ranks and threads and the same precision.
     return PriceNotes(folder, like | facts, like)
 
 
