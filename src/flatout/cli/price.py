@@ -177,8 +177,9 @@ def read_choices(words: Sequence[str]) -> list[list[str]]:
 def quote_run(config: RunConfig, shown: set[str], card: str | None, devices: int) -> Quote:
     """Try a run, and return its quote. Prints the store and the rival of data that are new."""
     from flatout.price.quote import quote_of
-    from flatout.run.short_try import try_run
+    from flatout.run.short_try import bytes_before_data, try_run
 
+    bytes_before_data()
     # the store first: a run that is tried must find it
     data = None if config.has_own_parts else open_store(config)
     summary = try_run(config, begin, counts=card is not None)

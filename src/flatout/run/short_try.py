@@ -7,11 +7,12 @@ Only loggers, your callbacks, the verdict and the rival are left out. Nothing of
 
 from __future__ import annotations
 
+
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,15 @@ class EndSoon(L.Callback):
             trainer.should_stop = True
 
 
+@cache
+def bytes_before_data() -> int:
+    """Memory that this process holds before it opens data; call it first then.
+
+    It is asked for once: a store that was built here for one run is no memory of the next.
+    """
+    return held_bytes(torch.device("cpu"))
+
+
 def try_run(
     config: RunConfig, begin: Begin, *, seconds: float | None = None, counts: bool = False
 ) -> dict[str, Any]:
@@ -124,7 +134,7 @@ def try_run(
     `seconds`: of steps; None for six, or a twentieth of a longer run, at most fifteen.
     `counts`: whether the operators of a step are counted, on the CPU; they stand under `price`.
     """
-    own_bytes = held_bytes(torch.device("cpu"))
+    own_bytes = bytes_before_data()
     with tempfile.TemporaryDirectory(prefix="flatout-price-") as folder:
         tried = replace(
             config,
