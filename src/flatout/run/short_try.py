@@ -7,7 +7,6 @@ Only loggers, your callbacks, the verdict and the rival are left out. Nothing of
 
 from __future__ import annotations
 
-
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
