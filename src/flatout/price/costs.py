@@ -25,7 +25,7 @@ _ERROR_OF_GUESS = 0.6
 # It counts as two of them. Threads on all cores wait for whatever else runs there: equal runs of
 # two threads on two virtual cores took 6.9 to 8.8 s within minutes, and those of one 8.3 to 8.5 s.
 _DRIFT = 0.2
-_DRIFT_BESIDE_FREE_CORES = 0.06
+_DRIFT_BESIDE_FREE_CORES = 0.05
 _EARLIER = 2
 # What the verdict tries at a run's end, as `perf/verdict/experiments.py` allows it: a share of the
 # training, in short runs a larger one; how much of that it usually uses; beside other processes
