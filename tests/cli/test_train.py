@@ -443,6 +443,13 @@ def test_help_comes_without_torch_and_no_train_py_of_the_user_is_in_its_way(tmp_
     assert not re.search(r"\| +(torch|lightning|numpy|hydra)\b", done.stderr)
 
 
+def test_flatout_is_imported_without_torch():
+    line = [sys.executable, "-X", "importtime", "-c", "import flatout"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"\| +(torch|lightning|numpy|hydra|pyarrow)\b", done.stderr)
+
+
 def test_help_shows_the_values_of_the_given_words(monkeypatch, capsys):
     assert run_train(["+experiment=battery_soc", "data.chunk=7", "-h"], monkeypatch) == 0
     said = capsys.readouterr().out

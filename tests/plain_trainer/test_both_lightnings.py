@@ -6,6 +6,7 @@ this folder with the other package.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from flatout.callbacks.loggers import RunPlace, build_loggers, chosen_loggers
 from flatout.data import TextData
 from flatout.distributed.both_lightnings import either
 from flatout.engine import FastLoop
+from flatout.engine.host_state import first_difference, state_of_module
 from flatout.tasks import Classifier
 from tests.callbacks.plain import loader
 from tests.refusals import refused
@@ -115,3 +117,14 @@ def test_the_runner_takes_a_logger_of_the_other_package(tmp_path):
 def test_a_class_that_is_in_one_package_alone_is_answered_by_itself():
     assert either(Steps) == (Steps,)
     assert either(L.Trainer) == (L.Trainer, pytorch_lightning.Trainer)
+
+
+@pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
+def test_an_object_of_either_package_that_a_module_holds_is_no_state_of_its_own(package):
+    module = nn.Linear(2, 2)
+    module.stopping = import_module(
+        package.Callback.__module__.removesuffix(".callback")
+    ).EarlyStopping("loss")
+    before = state_of_module(module)
+    module.stopping.wait_count = 1
+    assert first_difference(before, state_of_module(module)) == ""

@@ -16,6 +16,7 @@ from torch import nn
 
 Part = TypeVar("Part")
 _OTHER_NAMES = {"lightning.pytorch": "pytorch_lightning", "lightning.fabric": "lightning_fabric"}
+PACKAGES = ("lightning", *_OTHER_NAMES.values())
 
 
 def either(kind: type[Part]) -> tuple[type[Part], ...]:

@@ -19,6 +19,8 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 from torch import Tensor, nn
 
+from flatout.distributed.both_lightnings import PACKAGES
+
 State = dict[str, object]
 
 _PLAIN = (bool, int, str, bytes, type(None))
@@ -26,7 +28,7 @@ _MOST_VALUES = 128  # of a list, mapping or array that is compared by value
 _DEEPEST = 3  # containers and objects within each other
 _LEFT_OUT = frozenset((*nn.Module().__dict__, "_trainer", "_fabric"))
 """Attributes of any module, and what holds a module of Lightning. Its parts are named below."""
-_LIBRARIES = ("torch", "lightning", "numpy", "builtins")
+_LIBRARIES = ("torch", *PACKAGES, "numpy", "builtins")
 
 
 def state_of_module(module: nn.Module) -> State:

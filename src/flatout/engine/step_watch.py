@@ -32,6 +32,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.data.batches.signatures import leaves_of, tensors_of
+from flatout.distributed.both_lightnings import PACKAGES
 from flatout.engine import lightning_internals as internals
 from flatout.engine.host_state import (
     State,
@@ -53,7 +54,7 @@ _STAYS_EQUAL = frozenset(
 """What a step may read of its Trainer."""
 _LIBRARIES = (
     "/torch/",
-    "/lightning/",
+    *(f"/{package}/" for package in PACKAGES),
     "/lightning_utilities/",
     "/torchmetrics/",
     "/flatout/engine/",

@@ -13,7 +13,7 @@ from flatout import attach
 from flatout.perf.verdict import experiments
 from flatout.perf.verdict.transformers_races import _WithoutPadding
 from flatout.perf.verdict.transformers_trainer import in_transformers
-from tests.perf.verdict.transformers_trainings import trainer_of, weights_of
+from tests.perf.verdict.transformers_trainings import KINDS, trainer_of, weights_of
 
 
 @pytest.fixture
@@ -24,11 +24,15 @@ def races(long_enough: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "ROUND_S", 0.01)
 
 
-@pytest.mark.soak(seconds=10)
-def test_races_on_copies_change_neither_weights_nor_random_numbers_nor_the_data(races, tmp_path):
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.soak(seconds=10)) for kind in KINDS]
+)
+def test_races_on_copies_change_neither_weights_nor_random_numbers_nor_the_data(
+    kind, races, tmp_path
+):
     ends = []
     for is_judged in (False, True):
-        trainer = trainer_of("classification", tmp_path, max_steps=50)
+        trainer = trainer_of(kind, tmp_path, max_steps=50)
         found = attach(trainer) if is_judged else None
         trainer.train()
         assert all(weight.grad is None for weight in trainer.model.parameters())

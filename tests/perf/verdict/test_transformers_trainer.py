@@ -138,6 +138,21 @@ def test_a_cause_is_named_with_what_a_script_changes(ms, facts, cause, fix):
     assert fix in found["fix"]
 
 
+@pytest.mark.parametrize(
+    ("reads", "fix"),
+    [
+        ({"project/loss.py:7": 2.0}, "read it every logging_steps steps: project/loss.py:7"),
+        ({"transformers/trainer.py:9": 1.0}, "TrainingArguments(logging_nan_inf_filter=False)"),
+    ],
+)
+def test_lines_that_read_from_a_card_in_each_step_are_named(reads, fix):
+    evidence = evidence_of(forward=3.0, backward=5.0, optimizer=1.0, other=9.0)
+    evidence.device = "cuda"
+    found = first_cause(evidence, reads=reads)
+    assert found["cause"] == "reads"
+    assert fix in found["fix"]
+
+
 def test_rows_of_unlike_length_are_grouped_unless_they_are_already():
     evidence = evidence_of(forward=30.0, backward=50.0, optimizer=1.0)
     evidence.padding_share = 0.6
