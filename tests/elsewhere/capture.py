@@ -2,8 +2,7 @@
 plain numbers, and computed again into the same tensors.
 
 While it records, it refuses what a CUDA graph refuses: reads of the device, copies from the host,
-locked pages, the random state, and events of a clock. Afterwards it refuses a replay whose weights
-lie elsewhere.
+locked pages, the random state, and events of a clock.
 """
 
 from __future__ import annotations

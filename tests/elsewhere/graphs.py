@@ -24,7 +24,7 @@ from benchmarks.card import every_model
 from benchmarks.card.every_model import BITS, OPTIM, Case, Parts
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.plugins.precision import MixedPrecision
-from torch import Tensor
+from torch import Tensor, nn
 
 import train as train_command
 from flatout import BitMLPConfig, OptimConfig, PeopleConfig, RNNConfig, TextCNNConfig
@@ -44,6 +44,7 @@ from flatout.engine.step_ring import StepRing
 from flatout.engine.step_snapshot import tensors_of_step
 from flatout.engine.step_watch import find_other_number
 from flatout.errors import UserError
+from flatout.models.contract import Network
 from flatout.models.textcnn import TextCNN
 from flatout.tasks import Classifier, SequenceRegressor
 from tests.data.recordings import uneven_recordings
@@ -104,6 +105,27 @@ def _by_sgd(times: int) -> Parts:
     return data, Classifier(TextCNNConfig(embedding=8, filters=4), optim=optim)
 
 
+class CountsItsPasses(nn.Module, Network):
+    """A network of somebody's, whose passes read a number of the host that changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(5_000, 8)
+        self.head = nn.Linear(8, 12)
+        self.passes = 0
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        self.passes += 1
+        hidden = self.bag(batch.tokens.long(), batch.offsets[:-1])
+        answers: Tensor = self.head(hidden) * (1 + 0.5 / self.passes)
+        return answers
+
+
+def _network_of_ones_own(times: int) -> Parts:
+    data = TextData(sample=replace(every_model.HEADLINES, rows=64 * times), batch_size=8)
+    return data, Classifier(CountsItsPasses(), optim=OPTIM)
+
+
 CASES = {
     **every_model.CASES,
     "bert that thaws": Case(_thawing),
@@ -112,6 +134,7 @@ CASES = {
     "recordings of any length": Case(_recordings_of_any_length),
     "several labels": Case(_several_labels),
     "bits without recombined texts": Case(_bits_alone),
+    "a network of one's own": Case(_network_of_ones_own),
 }
 IN_SOAK = (
     "bert",

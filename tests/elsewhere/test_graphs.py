@@ -19,6 +19,7 @@ pytestmark = pytest.mark.xdist_group("graphs")
 REASONS = {
     "an optimizer that is not fused": "does not step on the device alone",
     "deberta": "which activations are computed again",
+    "a network of one's own": "CountsItsPasses is no network of flatout's",
 }
 """Cases that no graph takes, with the words that say why."""
 ALONE = {

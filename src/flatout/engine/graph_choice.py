@@ -8,6 +8,7 @@ reason beside its condition. With `on` any module is: what its steps read is wat
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import lightning as L
@@ -210,12 +211,26 @@ def _reason_against_module(module: L.LightningModule, loader: object) -> str:
             return f"{type(module).__name__} is no task of flatout's, but reads flat batches"
         return f"{type(module).__name__} is no task of flatout's, which graph=on may capture"
     network = module.model
+    name = type(network).__name__
     if not isinstance(network, Network):
-        return f"{type(network).__name__} is no network of flatout's"
+        return f"{name} is no network of flatout's"
+    if not _says_what_the_host_decides(network):
+        return f"{name} is no network of flatout's, and defines no decides_on_host"
     if reason := why_unknown(network):
         return reason
     decision = cast("_TaskOfOurs", module).decides_on_host()
     return f"the host decides in each step {decision}" if decision else ""
+
+
+def _says_what_the_host_decides(network: Network) -> bool:
+    """Whether a network is flatout's, or answers `decides_on_host` by its own class.
+
+    A subclass of somebody's may count its passes or draw on the host: what its base answers says
+    nothing of that.
+    """
+    kinds = type(network).__mro__
+    own = list(itertools.takewhile(lambda kind: not kind.__module__.startswith("flatout."), kinds))
+    return not own or any("decides_on_host" in kind.__dict__ for kind in own)
 
 
 def _reason_against_feed(loader: object) -> str:

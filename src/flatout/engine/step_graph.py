@@ -13,11 +13,12 @@ Batches of flatout's feeds are brought to few shapes (`data/batches/shapes.py`).
 module have a signature (`data/batches/signatures.py`); there plain steps are watched first
 (`step_watch.py`), and each captured step has a proof. How many shapes are captured, these two say.
 
-Plain and captured steps are the same function (`Step.run_at_once`), and so have the same bits. What
-changes from step to step lies on the device: the batch, its number of rows, the learning rates
-(`device_rates.py`), the flag of a broken step. The training stays plain where a replay gives other
-numbers than plain steps give among themselves, where it is no faster, or where a capture fails. One
-line says which, and `summary` says at the end what was replayed.
+Plain and captured steps share forward, backward, clipping and update (`step.py`), and so have the
+same bits. A captured one does all of it at once (`Step.run_at_once`). What changes from step to
+step lies on the device: the batch, its number of rows, the learning rates (`device_rates.py`), the
+flag of a broken step. The training stays plain where a replay gives other numbers than plain steps
+give among themselves, where it is no faster, or where a capture fails. One line says which, and
+`summary` says at the end what was replayed.
 
 With a `Ring` (`step_ring.py`) many replays follow each other without a copy between them.
 

@@ -111,7 +111,8 @@ class Network:
     def decides_on_host(self) -> str:
         """What the host decides in each forward pass, so that a captured step would repeat it.
 
-        Empty: nothing beyond shapes. Then whole training steps may be captured on a GPU.
+        Empty: nothing beyond shapes. Then whole training steps may be captured on a GPU. A network
+        of your own says so by defining this; else its steps are not captured.
         """
         return ""
 
