@@ -43,6 +43,17 @@ def test_the_page_shows_what_was_searched_and_what_came_of_it(tmp_path):
     ]
 
 
+def test_energy_and_money_have_columns_and_charts_where_they_are_known(tmp_path):
+    known = {"val/accuracy": 0.8, "kwh": 0.0123}
+    shown = page(tmp_path, report(trial(0, metrics=known), trial(1, metrics=known), trial(2)))
+    assert "<th>kwh</th>" in shown
+    assert shown.count("0.0123") >= 2
+    assert "money" not in shown
+    charts = re.findall("<figcaption>(.*?) <small>", shown)
+    assert "kwh" in charts
+    assert "kwh" not in page(tmp_path, report(trial(0)))
+
+
 def test_the_page_needs_no_network_and_runs_nothing(tmp_path):
     tags = ParsedPage(page(tmp_path, report(*MIXED)))
     assert tags.links == []

@@ -29,6 +29,8 @@ ROWS = "sweep.csv"
 _REPORT = "report.html"
 STATUSES = ("complete", "pruned", "failed", "running")
 
+SPENT = ("kwh", "money")  # among the metrics of a complete trial, as far as they are known
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
@@ -126,7 +128,8 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
     shares.sort(reverse=True)
     seeds = (f"seed {seed}" for seed in report.confirmed)
     slices, note = _slices(report, best, by_importance)
-    heads = ("trial", "status", report.metric, "seconds", *keys, "note", "folder")
+    spent = [name for name in SPENT if any(name in trial.metrics for trial in report.trials)]
+    heads = ("trial", "status", report.metric, "seconds", *spent, *keys, "note", "folder")
     return render_text(
         "sweep.html",
         report=report,
@@ -144,7 +147,7 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         slices_note=note,
         # a line may break there
         trial_heads=[head.replace(".", ".\u200b").replace("_", "_\u200b") for head in heads],
-        trials=[_trial_row(trial, keys, trial is best, with_page) for trial in trials],
+        trials=[_trial_row(trial, spent, keys, trial is best, with_page) for trial in trials],
     )
 
 
@@ -177,7 +180,9 @@ def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
 def _slices(
     report: SweepReport, best: TrialRow | None, keys: Sequence[str]
 ) -> tuple[list[Chart], str]:
-    """A chart of the results over each parameter in `keys`, and one note for all of them."""
+    """A chart of the results over each parameter in `keys`, and over energy and money where they
+    are known; one note for all of them.
+    """
     ended = [trial for trial in report.trials if trial.status in ("complete", "pruned")]
     values = [trial.value for trial in ended if is_number(trial.value)]
     if not values:
@@ -191,12 +196,23 @@ def _slices(
             if key in trial.params and is_number(trial.value)
         ]
         charts.append(sweep_charts.slice_chart(key, dots, results, log=key in report.log_keys))
+    for name in SPENT:
+        dots = [
+            Dot(trial.number, _kind(trial, best), trial.metrics[name], trial.value)
+            for trial in ended
+            if is_number(trial.metrics.get(name)) and is_number(trial.value)
+        ]
+        charts.append(sweep_charts.slice_chart(name, dots, results, log=False))
     note = f"{report.metric} over each value; filled: complete, hollow: pruned, orange: the best"
     return [chart for chart in charts if chart], f"{note}{sweep_charts.far_worse(results, values)}."
 
 
 def _trial_row(
-    trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]
+    trial: TrialRow,
+    spent: Sequence[str],
+    keys: Sequence[str],
+    is_best: bool,
+    with_page: Collection[str],
 ) -> dict[str, Any]:
     return {
         "trial": trial,
@@ -204,10 +220,17 @@ def _trial_row(
         "numbers": [
             _figure(trial.value),
             "–" if trial.seconds is None else f"{trial.seconds:,.0f}",
+            *(_spent(trial, name) for name in spent),
         ],
         "texts": [*(_value(trial.params, key) for key in keys), shortened(trial.note, 300)],
         "link": f"./{quote(trial.folder)}/{_REPORT}" if trial.folder in with_page else "",
     }
+
+
+def _spent(trial: TrialRow, name: str) -> str:
+    """Energy or money of a trial in three digits; "–" if it is not known."""
+    value = trial.metrics.get(name)
+    return f"{value:.3g}" if is_number(value) else "–"
 
 
 def _value(params: Mapping[str, Any], key: str) -> str:
