@@ -31,6 +31,7 @@ def test_several_values_are_runs_and_a_list_is_one_value():
     [
         (("--on", "h10"), "--on: no card 'h10' (h100, a100, 4090, a16, l4, t4). Did you mean"),
         (("--devices", "0", "optim.lr=interval(1,2)"), "--devices: 0 (1 to 100,000)"),
+        (("--devices", "8"), "--devices: 8 without a card that is not here. Add --on CARD (h100, "),
         (("optim.lr=interval(1,2)",), "optim.lr: interval(1,2) has no end of values."),
     ],
 )

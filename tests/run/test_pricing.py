@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, cast
+
+import lightning as L
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from flatout import TextCNNConfig, TextDataConfig
 from flatout.ladder.compare_runs import describe_spent
 from flatout.report.run_report import RunReport
+from flatout.run.short_try import EndSoon
 from tests.fitting import quiet_fit
 
 TABLE = {
@@ -54,3 +62,46 @@ def test_the_second_run_of_equal_steps_is_expected_by_the_first(runs):
     raw_s = first["took_s"] - first["took_parts_s"]["evaluation"]
     assert second["raw_s"] >= 0.5 * raw_s
     assert RunReport({"price": second}).time.startswith("expected ")
+
+
+def test_a_try_that_reaches_its_last_step_corrects_no_later_estimate(tmp_path):
+    data = TextDataConfig(source=TABLE, batch_size=8, cache=str(tmp_path / "cache"))
+    model = TextCNNConfig(embedding=4, filters=4, ngrams="off")
+
+    def ratios(**settings: Any) -> list[float]:
+        summary = quiet_fit(data, model, epochs=2, folder=tmp_path / "run", **settings).summary
+        return cast("list[float]", summary["price"]["ratios"])
+
+    assert ratios() == []
+    ratios(callbacks={"end_soon": EndSoon(60.0)})
+    assert ratios() == []
+    assert len(ratios()) == 1
+
+
+class Endless(torch.utils.data.IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(lambda: torch.ones(2), None)
+
+
+class Stream(L.LightningDataModule):
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(Endless(), batch_size=4)
+
+
+class Line(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+def test_a_stream_without_an_end_has_the_length_that_max_steps_gives_it(tmp_path):
+    settings = {"folder": tmp_path / "run", "trainer": {"accelerator": "cpu", "max_steps": 12}}
+    plan = quiet_fit(Stream(), Line(), **settings).summary["price"]["plan"]
+    assert plan["steps"] == plan["steps_an_epoch"] == 12

@@ -51,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     is_count = 1 <= arguments.devices <= _MOST_CARDS
     require(is_count, "--devices", f"{arguments.devices:,}", allowed=f"1 to {_MOST_CARDS:,}")
+    require(
+        arguments.on is not None or arguments.devices == 1,
+        "--devices",
+        f"{arguments.devices} without a card that is not here",
+        hint=f"Add --on CARD ({', '.join(CARDS)}); trainer.devices=N is of this machine.",
+    )
     if arguments.on is not None:
         require_card(arguments.on)
         print_line(f"on {arguments.on}: by arithmetic from data sheets, not measured there")

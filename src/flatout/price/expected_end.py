@@ -48,6 +48,7 @@ class ExpectedEnd:
     _fit_ended_at: float = 0.0
     _tries_s: float = 0.0
     _first_joules: float | None = None
+    _first_busy: float = 0.0
 
     def note(self, step: int) -> None:
         """Note that `step` steps are done; make the first estimate when there are enough."""
@@ -96,6 +97,8 @@ class ExpectedEnd:
     def _tell(self, costs: Costs, source: str) -> None:
         assert self.lengths is not None
         busy = self.busy()
+        # asked once: its medians of all samples are too much work for each second
+        self._first_busy = busy
         self.first = expect(costs, self.lengths, self.ratios, done=self.resumed_at, busy=busy)
         end = time.localtime(time.time() + self.first.value_s + self.began - time.perf_counter())
         others = ""
@@ -111,7 +114,8 @@ class ExpectedEnd:
             return ""
         validations = self.clock.counts["validation"]
         done = Done(self.moments[-1].step, validations, is_started=True)
-        return f"{expect(costs, self.lengths, done=done)} left"
+        left = expect(costs, self.lengths, done=done, busy=self._first_busy)
+        return f"{left} left"
 
     def costs(self) -> Costs | None:
         """What the parts have taken so far; None before there is a pace."""

@@ -29,6 +29,7 @@ from flatout.price.notes import PriceNotes
 from flatout.price.pace import Work
 from flatout.price.settings import as_kwh
 from flatout.run.context import Run, Training
+from flatout.run.short_try import EndSoon
 
 
 def expect_end(run: Run, training: Training) -> ExpectedEnd:
@@ -106,7 +107,11 @@ def close_price(run: Run, training: Training, end: ExpectedEnd) -> None:
     if costs is not None and notes is not None and began_here:
         reached_last_step = training.trainer.global_step == run.settings.total_steps
         ratio = end.ratio(facts["took_s"])
-        if ratio is not None and reached_last_step:
+        # A try leaves parts of a run out, so what it took says nothing of an estimate.
+        is_try = any(
+            isinstance(callback, EndSoon) for callback in run.settings.asked.callbacks.values()
+        )
+        if ratio is not None and reached_last_step and not is_try:
             notes.note_ratio(ratio)
         notes.note_costs(costs)
     run.folder.summary.set("price", facts)
@@ -133,7 +138,9 @@ def lengths_of_run(run: Run, trainer: L.Trainer) -> PlannedLengths | None:
     total_steps = settings.total_steps or trainer.estimated_stepping_batches
     if not 0 < total_steps < math.inf:
         return None
-    steps_an_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
+    # of a stream without an end, the run is one epoch
+    batches = min(trainer.num_training_batches, total_steps * trainer.accumulate_grad_batches)
+    steps_an_epoch = int(batches) // trainer.accumulate_grad_batches
     count = validations(settings.trainer)
     if count is None:
         count = -(-int(total_steps) // max(1, steps_an_epoch))
