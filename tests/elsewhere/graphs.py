@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -36,7 +37,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.shapes import Shapes
 from flatout.data.batches.signatures import tensors_of
 from flatout.distributed.ranks import Ranks
-from flatout.engine import FastLoop, step_graph
+from flatout.engine import FastLoop, graph_choice, step_graph
 from flatout.engine.device_rates import DeviceRates
 from flatout.engine.step import Step
 from flatout.engine.step_graph import StepGraphs
@@ -204,8 +205,12 @@ def train(
     callbacks: Sequence[L.Callback] = (),
     resume: Path | None = None,
     not_finite: str = "stop",
+    **settings: Any,
 ) -> Trained:
-    """Train a case; `plain_first`: its first steps that are plain, on the buffers of graphs."""
+    """Train a case; `plain_first`: its first steps that are plain, on the buffers of graphs.
+
+    `settings`: further arguments of the Trainer.
+    """
     step_graph._PLAIN_FIRST = plain_first
     case = CASES[name]
     scaler = torch.amp.GradScaler("elsewhere", init_scale=2.0**8)
@@ -221,7 +226,6 @@ def train(
         Path(tempfile.mkdtemp()),
         max_epochs=epochs,
         limit_train_batches=8,
-        limit_val_batches=0,
         gradient_clip_val=0.5,
         callbacks=[loop, keep, *callbacks],
         enable_progress_bar=any(isinstance(each, ProgressBar) for each in callbacks),
@@ -229,6 +233,7 @@ def train(
         accelerator="auto",
         strategy=OneDevice(),
         plugins=plugins,
+        **{"limit_val_batches": 0, **settings},
     )
     trainer.fit(task, datamodule=data, ckpt_path=resume)
     weights = torch.cat([weight.detach().cpu().float().flatten() for weight in task.parameters()])
@@ -284,10 +289,20 @@ def begin_elsewhere() -> None:
     with_kernels_of_a_gpu()
 
 
-def _compare(name: str) -> dict[str, Any]:
+@contextmanager
+def auto_for_all() -> Iterator[None]:
+    """`graph=auto` takes trainings as short as these, however fast their replays are."""
+    with (
+        mock.patch.object(graph_choice, "_LEAST_STEPS", 2),
+        mock.patch.object(StepGraphs, "_is_slower", lambda *unused: False),
+    ):
+        yield
+
+
+def _compare(name: str, graph: str = "on") -> dict[str, Any]:
     with capturing_twice() as twice:
-        replayed = train(name, "on")
-    plain = train(name, "on", plain_first=NEVER_REPLAYED)
+        replayed = train(name, graph)
+    plain = train(name, graph, plain_first=NEVER_REPLAYED)
     return {
         "at_once": replayed.at_once,
         "baked": twice.baked,
@@ -370,7 +385,7 @@ class CutError(Exception):
     """A training was cut."""
 
 
-RESUMED = ("textcnn", "bert that thaws")
+RESUMED = ("textcnn", "bert that thaws", "window mlp", "tags")
 CUT_AT = 13  # in the second of three epochs of eight steps; layers thaw before and behind it
 
 
@@ -389,8 +404,10 @@ def resume_all(folder: Path) -> None:
         results[name] = {
             "has_equal_weights": torch.equal(resumed.weights, whole.weights),
             # a checkpoint keeps the losses that were not read yet
-            "has_equal_losses": resumed.losses == whole.losses[8:],
+            "has_equal_losses": resumed.losses == whole.losses[-len(resumed.losses) :],
+            "losses": len(resumed.losses),
             "steps": resumed.steps,
+            "steps_of_whole": whole.steps,
             "replays_before_cut": before_cut,
             "replayed": resumed.replayed,
         }
@@ -403,15 +420,25 @@ def _exact(folder: Path) -> ExactCheckpoint:
 
 def run_on_host(folder: Path) -> None:
     """`python -m train graph=on` elsewhere, with a network whose steps the host decides."""
+    _run_elsewhere(
+        folder, "model=transformer", "model.gradient_checkpointing=true", "model.hidden=16"
+    )
+
+
+def run_without_memory(folder: Path) -> None:
+    """`python -m train graph=on` elsewhere, where no capture finds memory."""
+    with without_memory():
+        _run_elsewhere(folder, "model=textcnn", "model.embedding=8", "model.filters=4")
+
+
+def _run_elsewhere(folder: Path, *words: str) -> None:
     begin_elsewhere()
     device = torch.device(NAME, 0)
-    strategy = {"strategy": OneDevice()}
     ranks: Any = Ranks
     ranks.device = lambda *unused: device
-    ranks.lightning_settings = lambda *unused: strategy
-    model = ["model=transformer", "model.gradient_checkpointing=true", "model.hidden=16"]
-    data = ["data.sample.rows=60", "data.sample.eval_rows=20", "graph=on"]
-    sys.argv[:] = ["train", f"output={folder}", *data, *model]
+    ranks.lightning_settings = lambda *unused: {"strategy": OneDevice(), "devices": 1}
+    data = ["data.sample.rows=200", "data.sample.eval_rows=20", "data.batch_size=8", "graph=on"]
+    sys.argv[:] = ["train", f"output={folder}", *data, *words]
     train_command.main()
 
 
@@ -504,35 +531,79 @@ def _freeze_in_turn() -> dict[str, Any]:
             weight = list(module.parameters())[-1]
             weight.requires_grad_(not weight.requires_grad)
 
-    return vars(train("bert that thaws", "on", callbacks=[FreezeInTurn()])) | {"weights": None}
+    with auto_for_all():
+        trained = train("bert that thaws", "auto", callbacks=[FreezeInTurn()])
+    return vars(trained) | {"weights": None}
+
+
+@contextmanager
+def _asking_in_the_step(ask: Callable[[Tensor], object]) -> Iterator[None]:
+    """Each step of a classifier asks for something with its loss."""
+
+    def loss(self: Classifier, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        computed = plain_loss(self, outputs, batch)
+        ask(computed)
+        return computed
+
+    plain_loss = Classifier.loss
+    with mock.patch.object(Classifier, "loss", loss):
+        yield
+
+
+def _ask_in_the_step(ask: Callable[[Tensor], object]) -> dict[str, Any]:
+    with _asking_in_the_step(ask), auto_for_all():
+        return _compare("textcnn", "auto")
 
 
 def _read_the_device() -> dict[str, Any]:
     """The loss is read within the step."""
-
-    def loss(self: Classifier, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        found = plain_loss(self, outputs, batch)
-        return found * (2 if float(found) < 0 else 1)
-
-    plain_loss = Classifier.loss
-    with mock.patch.object(Classifier, "loss", loss):
-        return vars(train("textcnn", "on")) | {"weights": None}
+    return _ask_in_the_step(float)
 
 
 def _record_an_event() -> dict[str, Any]:
     """An event of a clock is recorded within the step."""
+    event: Any = torch.cuda.Event
+    with mock.patch.object(event, "record"):  # none can be made without a card
+        return _ask_in_the_step(lambda loss: event.record(None))
 
-    def loss(self: Classifier, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        record: Any = torch.cuda.Event.record
-        record(None)
-        return plain_loss(self, outputs, batch)
 
-    plain_loss = Classifier.loss
-    with (
-        mock.patch.object(torch.cuda.Event, "record"),  # none can be made without a card
-        mock.patch.object(Classifier, "loss", loss),
-    ):
-        return vars(train("textcnn", "on")) | {"weights": None}
+def _lock_pages() -> dict[str, Any]:
+    """Memory is page-locked within the step."""
+    # none can be locked without a card
+    with mock.patch.object(Tensor, "pin_memory", lambda tensor, *unused: tensor):
+        return _ask_in_the_step(lambda loss: torch.zeros(1).pin_memory())
+
+
+def _read_the_random_state() -> dict[str, Any]:
+    """The state of random numbers is read within the step."""
+    return _ask_in_the_step(lambda loss: torch.get_rng_state())
+
+
+def _refuse(plant: Callable[[], Any]) -> dict[str, Any]:
+    """What `graph=on` says of a training whose first capture or proof fails."""
+    trained: Trained | None = None
+    refusal = ""
+    try:
+        with plant():
+            trained = train("textcnn", "on")
+    except UserError as error:
+        refusal = str(error)
+    return {"refusal": refusal, "has_trained": trained is not None}
+
+
+@contextmanager
+def without_memory(captures: int = 0) -> Iterator[None]:
+    """No capture finds memory but the first ones."""
+
+    def capture(self: ElsewhereCapture, function: Callable[[], None]) -> Captured:
+        if len(self.captured) < captures:
+            return plain_capture(self, function)
+        function()
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    plain_capture = ElsewhereCapture.capture
+    with mock.patch.object(ElsewhereCapture, "capture", capture):
+        yield
 
 
 def _forget_a_counter() -> dict[str, Any]:
@@ -546,29 +617,28 @@ def _forget_a_counter() -> dict[str, Any]:
         return vars(train("textcnn", "on")) | {"weights": None}
 
 
-def _repeat_random_numbers() -> dict[str, Any]:
-    """Each replay drops what the capture has dropped."""
-    state = torch.get_rng_state()
+@contextmanager
+def _repeating_random_numbers() -> Iterator[None]:
+    """Each replay drops the same, which is not what a plain step drops."""
+    state = torch.Generator().manual_seed(77).get_state()
 
     def replay(self: Recording) -> None:
         torch.set_rng_state(state)
         plain_replay(self)
 
     plain_replay = Recording.replay
-    return _differs(lambda: (Recording, "replay", replay))
+    with mock.patch.object(Recording, "replay", replay):
+        yield
+
+
+def _repeat_random_numbers() -> dict[str, Any]:
+    with _repeating_random_numbers(), auto_for_all():
+        return _compare("textcnn", "auto")
 
 
 def _run_out_of_memory() -> dict[str, Any]:
     """The second capture finds no memory."""
-
-    def capture(self: ElsewhereCapture, function: Callable[[], None]) -> Captured:
-        if self.captured:
-            function()
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return plain_capture(self, function)
-
-    plain_capture = ElsewhereCapture.capture
-    with mock.patch.object(ElsewhereCapture, "capture", capture):
+    with without_memory(captures=1):
         stopped = train("textcnn", "on")
     plain = train("textcnn", "on", plain_first=NEVER_REPLAYED)
     return vars(stopped) | {
@@ -585,7 +655,12 @@ PLANTED: dict[str, Callable[[], dict[str, Any]]] = {
     "a weight frozen in turn": _freeze_in_turn,
     "a read of the device": _read_the_device,
     "an event of a clock": _record_an_event,
+    "page-locked memory": _lock_pages,
+    "the random state": _read_the_random_state,
     "a forgotten counter": _forget_a_counter,
     "repeated random numbers": _repeat_random_numbers,
     "no memory for a capture": _run_out_of_memory,
+    "on: no memory": partial(_refuse, without_memory),
+    "on: repeated random numbers": partial(_refuse, _repeating_random_numbers),
+    "on: a read of the device": partial(_refuse, partial(_asking_in_the_step, float)),
 }

@@ -24,6 +24,7 @@ from tests.elsewhere.device import There
 from tests.elsewhere.graphs import NEVER_REPLAYED, RESULTS, Trained, begin_elsewhere, train
 
 NAME = "window mlp"  # the quickest case; its rates fall, and its weights have a running mean
+OTHERS = ("bilstm", "bert", "tags")  # each of another kind of batch
 BROKEN = 11  # the batch that is not finite, counted from 0; it lies within a stretch
 BROKEN_FIRST = (3, 4, 5)  # those with which steps are captured and proven
 
@@ -33,6 +34,19 @@ class Hears(L.Callback):
 
     def on_train_batch_end(self, *unused: Any) -> None:
         return
+
+
+class CountsValidations(L.Callback):
+    """Keeps at which steps a training was validated, and what came of it."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.scores: list[dict[str, float]] = []
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        metrics = trainer.callback_metrics
+        self.steps.append(trainer.global_step)
+        self.scores.append({name: float(value.cpu()) for name, value in metrics.items()})
 
 
 class Rows:
@@ -61,12 +75,31 @@ def compare_all(folder: Path) -> None:
         alone = train(NAME, "on")
     results = {
         "alone": {**_facts(alone, plain), "asked_between": asked_between},
+        **{name: _compare_stretches(name) for name in OTHERS},
+        "validated": _compare_stretches(
+            NAME, val_check_interval=5, limit_val_batches=1, num_sanity_val_steps=0
+        ),
+        "with a last step": _compare_stretches(NAME, max_steps=14),
         "with a callback": _facts(train(NAME, "on", callbacks=[Hears()]), plain),
         "with parts of flatout": _tell_parts(folder),
         "broken": _break_steps([BROKEN]),
         "broken at first": _break_steps(BROKEN_FIRST),
     }
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+
+
+def _compare_stretches(name: str, **settings: Any) -> dict[str, Any]:
+    """A training in stretches beside a plain one; `settings`: of the Trainer."""
+    counters = [CountsValidations(), CountsValidations()]
+    plain = train(name, "on", plain_first=NEVER_REPLAYED, callbacks=counters[:1], **settings)
+    with noting_between_replays() as asked_between:
+        trained = train(name, "on", callbacks=counters[1:], **settings)
+    return {
+        **_facts(trained, plain),
+        "asked_between": asked_between,
+        "validated_at": counters[1].steps,
+        "has_equal_validations": counters[0].scores == counters[1].scores,
+    }
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flatout.models import MODELS
 from tests.elsewhere import graphs
 from tests.params import at_once
 from tests.warm import begin_function
@@ -94,6 +95,11 @@ def test_replayed_steps_have_all_bits_of_plain_ones(name, found):
     assert ("captured again behind 2 thaws" in found["summary"]) == ("thaws" in name)
 
 
+def test_each_model_of_the_settings_is_among_the_cases():
+    networks = {type(case.make(1)[1].model_config) for case in graphs.CASES.values()}
+    assert set(MODELS.values()) <= networks
+
+
 @pytest.mark.parametrize("name", REPLAYED_AT_ONCE)
 def test_two_captures_of_a_shape_have_the_same_plain_numbers(name, found):
     assert found["captured_twice"] > 0
@@ -113,7 +119,8 @@ def test_a_training_is_resumed_amid_replays_to_the_same_bits(tmp_path):
     results = results_of(graphs.resume_all, tmp_path)
     assert list(results) == list(graphs.RESUMED)
     for name, found in results.items():
-        assert found["steps"] == 24
+        assert found["steps"] == found["steps_of_whole"] > graphs.CUT_AT, name
+        assert found["losses"] > found["steps"] - graphs.CUT_AT, name
         assert found["replays_before_cut"] > 3, name  # those of the proof
         assert found["replayed"] > 0, name
         assert found["has_equal_losses"] and found["has_equal_weights"], name
@@ -165,10 +172,39 @@ def test_a_step_that_reads_the_device_stays_plain_with_the_reason(planted):
     assert "its capture failed (_local_scalar_dense while capturing" in found["summary"]
 
 
-def test_a_step_that_records_an_event_stays_plain_with_the_reason(planted):
-    found = planted["an event of a clock"]
+@pytest.mark.parametrize("name", ["an event of a clock", "page-locked memory", "the random state"])
+def test_a_step_that_asks_for_what_no_capture_may_stays_plain_with_the_reason(name, planted):
+    found = planted[name]
     assert found["replayed"] == 0
-    assert "or an event is asked for while capturing" in found["summary"]
+    assert found["steps"] == 24
+    assert found["has_equal_losses"]
+    reason = "page-locked memory, the random state or an event is asked for while capturing"
+    assert f"its capture failed ({reason}" in found["summary"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("on: no memory", "its capture failed (CUDA out of memory. Tried to allocate 2 GiB)"),
+        ("on: repeated random numbers", "a replay gives other numbers, by up to"),
+        ("on: a read of the device", "its capture failed (_local_scalar_dense while capturing"),
+    ],
+)
+def test_graph_on_is_refused_where_the_first_step_cannot_be_replayed(name, reason, planted):
+    found = planted[name]
+    assert not found["has_trained"]
+    assert found["refusal"].startswith(f"graph: on, but {reason}")
+    assert found["refusal"].endswith("Leave it at auto.")
+
+
+def test_a_run_with_graph_on_and_no_memory_for_it_ends_in_one_sentence(tmp_path):
+    function = graphs.run_without_memory
+    command = begin_function(function, tmp_path, FLATOUT_CACHE=str(tmp_path / "cache"))
+    said, _ = command.communicate(timeout=120)
+    assert command.returncode == 2, said
+    refusal = "graph: on, but its capture failed (CUDA out of memory. Tried to allocate 2 GiB)."
+    assert said.splitlines()[-1] == f"{refusal} Leave it at auto."
+    assert "Traceback" not in said
 
 
 def test_steps_that_are_not_counted_are_found(planted):

@@ -25,6 +25,29 @@ def test_a_stretch_has_all_bits_of_plain_steps(results):
     assert found["asked_between"] == []
 
 
+@pytest.mark.parametrize("name", stretches.OTHERS)
+def test_nothing_is_asked_of_the_device_between_the_replays_of_a_stretch(name, results):
+    found = results[name]
+    assert found["at_once"] > 0
+    assert found["asked_between"] == []
+    assert found["has_equal_losses"] and found["has_equal_weights"]
+
+
+def test_a_stretch_ends_where_a_validation_is_due(results):
+    found = results["validated"]
+    assert found["at_once"] > 0
+    assert found["validated_at"] == [5, 13, 21]
+    assert found["has_equal_validations"]
+    assert found["has_equal_losses"] and found["has_equal_weights"]
+
+
+def test_a_stretch_ends_at_the_last_step(results):
+    found = results["with a last step"]
+    assert found["steps"] == 14
+    assert found["at_once"] > 0
+    assert found["has_equal_losses"] and found["has_equal_weights"]
+
+
 def test_a_callback_that_hears_of_each_batch_ends_all_stretches_and_is_named(results):
     found = results["with a callback"]
     assert found["at_once"] == 0

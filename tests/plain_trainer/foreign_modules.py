@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import BaseFinetuning, GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -465,6 +465,11 @@ class NotFused(Foreign):
         return Adam(self.parameters(), lr=0.01)
 
 
+class StepsByClosure(Foreign):
+    def configure_optimizers(self) -> Any:
+        return LBFGS(self.parameters(), lr=0.01)
+
+
 class Cycles(Foreign):
     """A schedule that changes more than the rate."""
 
@@ -536,6 +541,10 @@ PLAIN = {
     ),
     "own clipping": Case(OwnClipping, reason="on, but gradients are clipped by the module"),
     "an optimizer that is not fused": Case(NotFused, reason="as it lacks fused=True"),
+    "an optimizer with a closure": Case(
+        StepsByClosure,
+        reason="graph: on, but LBFGS may want the loss computed again while it steps",
+    ),
     "the number of the batch": Case(
         NumberedBatches,
         reason="off, training_step uses the number of its batch",

@@ -89,8 +89,13 @@ def choose_graphs(
         feed = trainer.train_dataloader
         assert feed is not None
         shapes = _choose_shapes(feed, module)
-        must_gain = asked is GraphUse.auto and not captured_before
-        graphs = StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
+        graphs = StepGraphs(
+            step,
+            shapes,
+            CAPTURES[device.type](device),
+            must_gain=asked is GraphUse.auto and not captured_before,
+            must_replay=asked is GraphUse.on,
+        )
         graphs.thaws = thaws
         graphs.why_alone = reason_against(trainer) or _reason_against_ring(feed, shapes)
         if not graphs.why_alone:

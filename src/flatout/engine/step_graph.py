@@ -52,7 +52,7 @@ from flatout.engine.step_snapshot import (
 )
 from flatout.engine.step_watch import Logged, StepWatch
 from flatout.engine.thaws import Thaws
-from flatout.errors import first_line
+from flatout.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from flatout.engine.step import Step
@@ -124,9 +124,12 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         capture: Capture,
         *,
         must_gain: bool = False,
+        must_replay: bool = False,
         watch: StepWatch | None = None,
     ) -> None:
         """`must_gain`: whether the training stays plain where replays are no faster.
+
+        `must_replay`: whether it is refused, by `UserError`, where no step can be replayed.
 
         `watch`: of a module of which nothing is known; None for tasks of flatout.
         """
@@ -134,6 +137,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._shapes = shapes
         self._capture = capture
         self._must_gain = must_gain
+        self._must_replay = must_replay
         self._watch = watch
         self._rates: DeviceRates | None = None
         if watch is None or step.side.trainer.lr_scheduler_configs:
@@ -467,12 +471,15 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             start.restore()
             raise
         times = f"{proof.replay_ms:.2f} ms a step in place of {proof.plain_ms:.2f}"
+        why_plain = ""
         if proof.differs():
-            self._turn_off(f"a replay gives other numbers, by up to {max(proof.distance):.1e}")
+            why_plain = f"a replay gives other numbers, by up to {max(proof.distance):.1e}"
         elif proof.moved and self._is_slower(proof):
-            self._turn_off(f"it is no faster, {times}")
-        if self.why_off or not proof.moved:
+            why_plain = f"it is no faster, {times}"
+        if why_plain or not proof.moved:
             start.restore()
+            if why_plain:
+                self._turn_off(why_plain)
             return None
         self._is_proven = True
         if self.evidence and self.thaws is not None:
@@ -549,6 +556,9 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         return facts if self._watch is None else facts | state_of_module(step.module)
 
     def _turn_off(self, why: str) -> None:
+        # Later than that the training has come far with plain steps or replays: it goes on.
+        if self._must_replay and not self.evidence:
+            raise UserError("graph", f"on, but {why}", hint="Leave it at auto.")
         self.why_off = why
         self._step.rates = None
         self._forget_graphs()
