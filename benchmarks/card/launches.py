@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from benchmarks.bert import BertBench
 from benchmarks.card.place import Place
 from benchmarks.card.rates import (
@@ -22,6 +24,7 @@ from benchmarks.card.rates import (
 )
 from benchmarks.claim import Claim, at_least, at_most, bounded, not_here, reaching
 from flatout.engine.captures import GraphUse
+from flatout.engine.peaks import Peak, known_peak, measured_peak
 
 # How many times as fast as plain steps: the goals that were set before any card was there.
 _GOALS = {
@@ -41,9 +44,17 @@ _PARTS = (
     "memory with graphs against without",
 )
 LAUNCH_ROWS = tuple(f"{name}: {part}" for name in WORKLOADS for part in _PARTS)
+_MFU = "MFU of real tokens"
 TRAINER_ROWS = tuple(
-    f"BERT-base, {tokens:,} tokens a step: stretches, Trainer's best" for tokens in ROWS_OF_TOKENS
+    f"BERT-base, {tokens:,} tokens a step: {part}"
+    for tokens in ROWS_OF_TOKENS
+    for part in ("stretches, Trainer's best", _MFU)
 )
+# In percent. The fastest cards reach less of their peak: what they gained in products they did not
+# gain in memory.
+_LEAST_MFU = {4_096: 28.0, 16_384: 35.0}
+_LEAST_MFU_OF_SLOWER_CARDS = {16_384: 45.0}
+_FASTEST_CARDS = ("H100", "H200")
 
 
 def launch_claims(place: Place) -> Iterator[Claim]:
@@ -75,12 +86,14 @@ def _claims_of(place: Place, name: str, workload: Workload) -> Iterator[Claim]:
 
 
 def trainer_claims(place: Place) -> Iterator[Claim]:
-    """BERT-base against transformers' Trainer, each over a hundred steps behind thirty."""
+    """BERT-base against transformers' Trainer, each over a hundred steps behind thirty; its MFU."""
     options = place.options
     warm = options.choose(WARM, WARM, 1)
     steps = options.choose(STEPS, STEPS, 2)
-    for row, tokens in zip(TRAINER_ROWS, ROWS_OF_TOKENS, strict=True):
-        ours = train(place, WORKLOADS[f"BERT-base, {tokens:,} tokens a step"])
+    peak = known_peak(place.device, "bf16-mixed") or measured_peak(place.device, "bf16-mixed")
+    for tokens in ROWS_OF_TOKENS:
+        name = f"BERT-base, {tokens:,} tokens a step"
+        ours = train(place, WORKLOADS[name])
         bench = BertBench(
             place.folder,
             options,
@@ -90,6 +103,21 @@ def trainer_claims(place: Place) -> Iterator[Claim]:
             device=place.device,
             batch_size=4 if options.tiny else ROWS_OF_TOKENS[tokens],
         )
-        name, theirs = bench.best_of_theirs(warm, steps)
-        note = f"{ours.steps} and {steps} steps; Trainer: {name}; {ours.replayed}"
-        yield at_least(row, ours.tokens / ours.seconds, theirs, "tokens/s", 1.0, note)
+        way, theirs = bench.best_of_theirs(warm, steps)
+        rate = ours.tokens / ours.seconds
+        note = f"{ours.steps} and {steps} steps; Trainer: {way}; {ours.replayed}"
+        yield at_least(f"{name}: stretches, Trainer's best", rate, theirs, "tokens/s", 1.0, note)
+        yield _mfu_claim(place, f"{name}: {_MFU}", rate * bench.flops_a_token(), tokens, peak)
+
+
+def _mfu_claim(place: Place, row: str, flops: float, tokens: int, peak: Peak | None) -> Claim:
+    """The share of the card's peak that so many operations a second are."""
+    if peak is None:
+        return not_here(row, "the peak of this card is not known")
+    is_fastest = place.is_gpu and any(
+        card in torch.cuda.get_device_name(place.device) for card in _FASTEST_CARDS
+    )
+    goals = _LEAST_MFU if is_fastest else _LEAST_MFU_OF_SLOWER_CARDS
+    note = f"of {peak.tflops:,.1f} TFLOP/s ({peak.source})"
+    share = 100 * flops / (peak.tflops * 1e12)
+    return reaching(row, share, "%", least=goals.get(tokens), note=note)
