@@ -73,6 +73,40 @@ def test_the_trials_of_a_sweep_are_priced_with_and_without_pruning(capsys):
     assert "pruned by asha, which leaves some" in "".join(lines)
 
 
+@pytest.mark.soak(seconds=60)
+def test_a_ladder_is_priced_by_its_time_and_the_runs_of_its_top(capsys):
+    small = ("data.sample.rows=300", "data.sample.eval_rows=100", "trainer.max_epochs=1")
+    words = ("+ladder=headlines", "for=2m", "seeds=2", *small, "price.watts=60")
+    assert verb("price", *words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    climb = next(line for line in lines if line.startswith("the climb, at most"))
+    assert "2.0 min (2.0–2.0)" in climb
+    assert "0.002" in climb  # 60 W for two minutes
+    assert any(line.startswith("2 runs of the top, to their end") for line in lines)
+    assert any(line.startswith("all 2 ") for line in lines)
+    assert "The foot is trained 2 times, too." in lines[-2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("+ladder=tweet",), "+ladder: no ladder 'tweet'"),
+        (("+ladder=bloom", "data=headlines"), "+ladder: bloom needs bits data"),
+        (("+ladder=bloom", "for=soon"), "for: 'soon'"),
+    ],
+)
+def test_a_ladder_with_a_mistake_is_refused_before_anything_is_tried(words, message, capsys):
+    assert verb("price", *words) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+@pytest.mark.soak(seconds=60)
+def test_the_ridge_of_recordings_is_what_can_be_had_for_nothing(capsys):
+    words = ("experiment=battery_soc", "data.sample.cells=4", "data.sample.cycles=2")
+    assert verb("price", *words, "trainer.max_epochs=1") == 0
+    assert "for nothing: the ridge" in capsys.readouterr().out
+
+
 def test_a_sweep_that_searches_nothing_has_no_price(capsys):
     assert verb("price", *SMALL, "trials=10") == 2
     assert capsys.readouterr().err.startswith("sweep: searches nothing.")

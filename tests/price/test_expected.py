@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from flatout.callbacks.clock import Clock
+from flatout.callbacks.gpu import Card
 from flatout.callbacks.progress_line import ProgressLine
 from flatout.price.costs import Costs, Done, PlannedLengths, correction, expect
 from flatout.price.energy import EnergyMeter
 from flatout.price.expected_end import ExpectedEnd
 from flatout.price.notes import PriceNotes
 from flatout.price.pace import Moment, StepPace, Work, fit_pace
-from flatout.price.words import describe_span
+from flatout.price.words import describe_seconds, describe_span
+from tests.callbacks.recorded_nvml import Record, RecordedNvml
 
 TOKENS = np.array([100, 300, 200, 400], np.float64)
 WORK = Work(8, np.concatenate(([0.0], TOKENS.cumsum())))  # two epochs of four steps
@@ -165,6 +167,41 @@ def test_a_run_says_its_end_by_the_notes_at_once_and_else_by_its_first_steps(tmp
     assert fresh.ratio(55.0) is None, "what was guessed says nothing of the pace"
     assert fresh.first.parts_s["training"] == pytest.approx(8 * 1.5, rel=0.3)
     assert fresh.time_left().endswith(" left")
+
+
+def test_a_run_that_earlier_runs_correct_says_its_time_without_the_correction(tmp_path):
+    said = []
+    end = ExpectedEnd(
+        measure_lengths=lambda: LENGTHS,
+        clock=Clock(),
+        meter=EnergyMeter(None, root=tmp_path),
+        began=0.0,
+        noted=COSTS,
+        ratios=[1.5] * 20,
+        say=said.append,
+    )
+    end.note(1)
+    raw = describe_seconds(end.first.raw_s)
+    assert f"; {raw} without what earlier runs correct" in said[0]
+    assert raw != describe_seconds(end.first.value_s)
+
+
+def test_the_counter_of_one_card_stands_for_all_of_them(tmp_path):
+    record = Record("GPU-1", energy_mj=5_000)
+    nvml = RecordedNvml([record])
+    meter = EnergyMeter(Card(nvml, record), root=tmp_path, cards=4)
+    assert meter.sources == ["card"]
+    record.energy_mj = 65_000
+    assert meter.joules(1.0) == 4 * 60.0
+    record.is_lost = True
+    assert meter.joules(2.0) == 4 * 60.0, "what was counted stays"
+
+
+def test_a_card_that_counts_no_energy_is_no_source(tmp_path):
+    record = Record("GPU-1", energy_mj=None)
+    meter = EnergyMeter(Card(RecordedNvml([record]), record), 300.0, tmp_path)
+    assert meter.sources == ["price.watts"]
+    assert meter.joules(2.0) == 600.0
 
 
 def test_a_run_without_an_end_expects_nothing(tmp_path):

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from flatout.errors import UserError
-from flatout.price.cards import CARDS, require_card
+from flatout.price.cards import CARDS, describe_checks, require_card
 from flatout.price.costs import Costs
 from flatout.price.elsewhere import step_seconds
 from flatout.price.pace import StepPace
-from flatout.price.quote import add_quotes, quote_of
+from flatout.price.quote import add_quotes, quote_of, spent_in
 from flatout.price.settings import PriceConfig
+from flatout.price.words import describe_seconds
 from flatout.run.short_try import CountOperators, seconds_to_try
 
 COSTS = Costs(
@@ -65,6 +66,42 @@ def test_what_is_not_known_is_said_or_left_out():
     assert "money" not in lines
 
 
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [
+        ({"host_peak_gb": 5.0, "free_gb": 10.0}, True),
+        ({"host_peak_gb": 10.0, "free_gb": 5.0}, False),
+        ({"host_peak_gb": 1.0, "free_gb": 5.0, "card_peak_gb": 9.0, "card_free_gb": 8.0}, False),
+        ({"host_peak_gb": 1.0, "free_gb": 5.0, "card_peak_gb": 7.0, "card_free_gb": 8.0}, True),
+        ({"host_peak_gb": None, "free_gb": 5.0}, True),
+    ],
+)
+def test_lines_and_tables_say_whether_the_memory_suffices(sizes, fits):
+    quote = replace(quote_of(TRIED, PRICE), **sizes)
+    assert quote.fits == fits
+    assert ("does not fit" in quote.cells()[1]) == (not fits)
+    line = dict(quote.lines()).get("memory", "")
+    assert ("does not fit" in line) == (not fits)
+    for name in ("free_gb", "card_free_gb"):
+        assert not line or name not in sizes or f"{sizes[name]:.1f} GB" in line
+
+
+def test_the_estimate_without_corrections_stands_beside_a_corrected_one():
+    assert "without" not in dict(quote_of(TRIED, PRICE).lines())["time"]
+    slower = {**TRIED, "price": {**TRIED["price"], "ratios": [1.4] * 20}}
+    quote = quote_of(slower, PRICE)
+    raw = describe_seconds(quote.expected.raw_s)
+    assert dict(quote.lines())["time"].endswith(f"; {raw} without what earlier runs correct")
+
+
+def test_a_climb_takes_its_seconds_and_the_power_of_its_top():
+    top = quote_of(TRIED, PRICE)
+    climb = spent_in(480.0, top, PRICE)
+    assert climb.cells()[0] == "8.0 min (8.0–8.0)"
+    assert climb.kwh == pytest.approx(50 * 480 / 3.6e6)
+    assert climb.money == pytest.approx(0.48)
+
+
 def test_a_run_without_an_end_has_no_price():
     with pytest.raises(UserError, match=r"its data are a stream\. Set \+trainer\.max_steps"):
         quote_of({"price": {}}, PriceConfig())
@@ -106,6 +143,15 @@ def test_a_price_on_a_card_is_narrow_in_nothing_and_ignores_runs_here():
     assert there.host_peak_gb is None
     with pytest.raises(UserError, match=r"--on: no card 'h10' \(h100, a100.*Did you mean 'h100'"):
         require_card("h10")
+
+
+def test_the_errors_of_such_arithmetic_are_named_where_a_card_was_measured():
+    line = describe_checks("Transformer")
+    assert line.endswith(
+        "BERT-base, 16,502 tokens on an H200: 30 ms a step, by arithmetic 22 ms (2026-11-26)"
+    )
+    assert "0.12 ms a step, by arithmetic 0.7 ms" in describe_checks("RNN")
+    assert describe_checks("TextCNN").startswith("no TextCNN was measured on a card so far")
 
 
 @pytest.mark.parametrize(

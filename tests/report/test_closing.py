@@ -180,3 +180,25 @@ def test_the_share_of_a_class_that_most_rows_have_stands_beside_the_accuracy(tmp
     assert "0.9700 by always answering 'calm'" in said
     even = printed(filled(), tmp_path, [rare, rare | {"class": "odd"}, rare | {"class": "low"}])
     assert "always answering" not in even
+
+
+def test_time_and_cost_of_a_run_have_a_row_each_and_the_raw_estimate_is_named(tmp_path):
+    price = {
+        "expected_s": 246.0,
+        "interval_s": [216.0, 288.0],
+        "raw_s": 200.0,
+        "took_s": 258.0,
+        "kwh": 0.0124,
+        "counted": ["card"],
+        "kwh_per_million_tokens": 0.031,
+        "money": 0.31,
+        "currency": "EUR",
+    }
+    text = printed(filled() | {"price": price}, tmp_path, [], width=200)
+    raw = "3.3 min without what earlier runs correct"
+    assert f"expected 4.1 min (3.6–4.8), took 4.3 min; {raw}" in text
+    assert "0.0124 kWh (card), 0.031 kWh per million tokens, 0.31 EUR" in text
+    without = printed(filled() | {"price": price | {"raw_s": 246.0}}, tmp_path, [], width=200)
+    assert "took 4.3 min\n" in "\n".join(line.rstrip() + "\n" for line in without.splitlines())
+    assert "without what" not in without
+    assert "expected" not in printed(filled(), tmp_path, [])

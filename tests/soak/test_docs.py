@@ -11,7 +11,7 @@ import pytest
 
 from flatout.data.samples.cells import CellsConfig
 from tests.composed import only_folder, run_train
-from tests.docs.blocks import ROOT, all_commands, blocks, words_of_train
+from tests.docs.blocks import ROOT, all_commands, blocks, words_of_flatout, words_of_train
 from tests.docs.lines_run import count_lines
 from tests.docs.test_blocks import LIGHTNINGS_HINTS, TINY, put_package_of_own_parts, write_tables
 from tests.run_files import read_csv
@@ -88,6 +88,23 @@ def test_commands_of_the_pages_train(tmp_path, monkeypatch, capsys):
         if run_train(given, monkeypatch) != 0:
             broken.append(f"{command}: {capsys.readouterr().err[-500:]}")
     assert not broken, "\n".join(broken)
+
+
+@pytest.mark.soak(seconds=300)
+@pytest.mark.filterwarnings(*LIGHTNINGS_HINTS)
+def test_commands_of_the_pages_price_what_they_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    commands = [words for each in all_commands() if (words := words_of_flatout(each))]
+    priced = [words[1:] for words in commands if words[0] == "price"]
+    assert len(priced) >= 5
+    for words in priced:
+        small = next((more for word, more in SMALLER.items() if word in " ".join(words)), TINY[:2])
+        one_epoch = [] if any("sweep" in word for word in words) else ["trainer.max_epochs=1"]
+        assert verb("price", *words, *small, *one_epoch) == 0, words
+        printed = capsys.readouterr().out
+        are_several = any("," in word or word.startswith("+") for word in words)
+        assert ("cheapest first" in printed) == are_several, words
+        assert ("for nothing: the " in printed) or "--on" in words
 
 
 @pytest.mark.soak(seconds=120)

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,29 +55,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = HELP["ladder"]
 
 
-def run(arguments: argparse.Namespace) -> None:
-    warm_start()  # it imports beside us what the measuring processes will need
-    options = {word[1]: word[2] for word in map(_OWN.fullmatch, arguments.words) if word}
-    typed = [word for word in arguments.words if not _OWN.fullmatch(word)]
+@dataclass(frozen=True, slots=True)
+class LadderWords:
+    """What the words of a ladder say."""
+
+    named: Ladder | None  # None: one is chosen for the data
+    folders: list[Path]  # with ladders
+    budget_s: float
+    seeds: int
+    settings: list[str]
+    """Words of `python -m train` that all of its runs share."""
+
+
+def read_words(words: Sequence[str], config_dir: str | None) -> LadderWords:
+    """`UserError` for a ladder that does not exist, or does not fit the other words."""
+    options = {word[1]: word[2] for word in map(_OWN.fullmatch, words) if word}
+    typed = [word for word in words if not _OWN.fullmatch(word)]
     _require_settings(typed)
-    conf = conf_options(arguments.config_dir)
+    conf = conf_options(config_dir)
     folders = [folder / "ladder" for folder in (*map(Path, conf[1:]), conf_folder())]
     ladder = None
     if "ladder" in options:
         path = find_ladder(options["ladder"], folders)
         ladder = read_ladder(path)
         require_kind(ladder, typed)
-    command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *mask_words(arguments.words)])
     seeds = options.get("seeds", "0")
     require(seeds.isdecimal(), "seeds", repr(seeds), allowed="0, 2, 3, …")
-    asked = {
-        "budget_s": as_seconds(options.get("for", "8m"), "for"),
-        "seeds": int(seeds),
-        "command": command,
-    }
+    budget_s = as_seconds(options.get("for", "8m"), "for")
+    assert budget_s is not None, "only a word that is left out has no seconds"
     # The ladder's settings come first, so that typed words change them.
     shared = [] if ladder is None else list(ladder.settings)
-    start_measuring([*conf, *shared, *typed], partial(climb, ladder, folders, asked))
+    return LadderWords(ladder, folders, budget_s, int(seeds), [*conf, *shared, *typed])
+
+
+def run(arguments: argparse.Namespace) -> None:
+    warm_start()  # it imports beside us what the measuring processes will need
+    said = read_words(arguments.words, arguments.config_dir)
+    conf = conf_options(arguments.config_dir)
+    command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *mask_words(arguments.words)])
+    asked = {"budget_s": said.budget_s, "seeds": said.seeds, "command": command}
+    start_measuring(said.settings, partial(climb, said.named, said.folders, asked))
 
 
 def _require_settings(typed: Sequence[str]) -> None:

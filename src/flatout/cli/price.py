@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
+from flatout.cli.ladder import read_words
 from flatout.cli.train import add_words, start_measuring
 from flatout.cli.words import SHORT, expand_sweep_word, key_of, translate_word
 from flatout.distributed.processes import warm_start
 from flatout.errors import require
-from flatout.price.cards import CARDS, require_card
+from flatout.price.cards import CARDS, describe_checks, require_card
 from flatout.run_log import print_line
 
 _MOST_CARDS = 100_000
@@ -38,7 +40,10 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [+experiment=NAME] [key=value ...] [key=value,value ...]"
-    parser.epilog = "The words of a sweep, such as +sweep=NAME trials=20, price all of its trials."
+    parser.epilog = (
+        "The words of a sweep, such as +sweep=NAME trials=20, price all of its trials, those of a"
+        " ladder, such as +ladder=NAME for=8m, its climb."
+    )
     add_words(parser)
     parser.add_argument(
         "--on",
@@ -61,6 +66,9 @@ def run(arguments: argparse.Namespace) -> None:
         require_card(arguments.on)
         print_line(f"on {arguments.on}: by arithmetic from data sheets, not measured there")
     warm_start()  # it imports beside us what the tries will need
+    if any(key_of(word) == "ladder" for word in arguments.words):
+        price_ladder(arguments.words, arguments.on, arguments.devices)
+        return
     typed = [word for word in arguments.words if word not in ("-m", "--multirun")]
     if any(key_of(word) in _OF_A_SWEEP for word in typed):
         price_sweep(typed, arguments.on, arguments.devices)
@@ -105,6 +113,33 @@ def price_sweep(words: Sequence[str], card: str | None, devices: int) -> None:
         name = " ".join(words_of(chosen))
         start_measuring([*fixed, *words_of(chosen)], measure)
     print_table(quotes, sums_of_sweep([quote for _, quote in quotes], search, num_trials))
+
+
+def price_ladder(words: Sequence[str], card: str | None, devices: int) -> None:
+    """Print what a ladder takes: its climb, and with `seeds=` the runs of its top to their end."""
+    from flatout.price.quote import scaled, spent_in
+
+    said = read_words(words, config_dir=None)
+    tops: list[Quote] = []
+    climbs: list[Quote] = []
+
+    def measure(config: RunConfig, overrides: Sequence[str]) -> None:
+        config.require_ours("price", "a ladder has no parts of your own", hint="Leave them out.")
+        top = quote_run(config, set(), card, devices)
+        tops.append(top)
+        climbs.append(spent_in(said.budget_s, top, config.price))
+
+    start_measuring(said.settings, measure)
+    quotes = [("the climb, at most", climbs[0])]
+    if said.seeds:
+        runs = scaled(tops[0], said.seeds, said.seeds, said.seeds)
+        quotes.append((f"{said.seeds} runs of the top, to their end", runs))
+    print_table(quotes)
+    if said.seeds:
+        print_line(
+            f"The foot is trained {said.seeds} times, too. It takes longer than the top by what the"
+            " climb measures, so nobody knows it before."
+        )
 
 
 def read_sweep(words: Sequence[str]) -> tuple[SweeperSettings, list[str], Space]:
@@ -188,11 +223,16 @@ def quote_run(config: RunConfig, shown: set[str], card: str | None, devices: int
     bytes_before_data()
     # the store first: a run that is tried must find it
     data = None if config.has_own_parts else open_store(config)
+    began = time.monotonic()
     summary = try_run(config, begin, counts=card is not None)
     if data is not None and data.info.key not in shown:
         shown.add(data.info.key)
         print_line(data.info.report.line())
-        show_rival(config, data)
+        show_rival(config, data, summary, ESTIMATE_S - (time.monotonic() - began))
+    network = summary["model"]["name"]
+    if card is not None and network not in shown:
+        shown.add(network)
+        print_line(describe_checks(network))
     return quote_of(summary, config.price, card=card, devices=devices)
 
 
@@ -213,22 +253,38 @@ def open_store(config: RunConfig) -> StoreData[Any, Any]:
     return data
 
 
-def show_rival(config: RunConfig, data: StoreData[Any, Any]) -> None:
-    """Score the rival on the data: what can be had for nothing."""
+def show_rival(
+    config: RunConfig, data: StoreData[Any, Any], summary: Mapping[str, Any], seconds: float
+) -> None:
+    """Print what can be had for nothing: what a simple model scores on the data.
+
+    For texts and tags it is trained here, unless it would take more than these seconds. That of
+    bits and recordings the try has solved.
+    """
     from flatout.run.kinds import kind_of
     from flatout.run.rival import scores_within
     from flatout.run_log import RunLog
 
-    rival = kind_of(config.data).rival
-    if rival is None or not config.monitor.rival or "test" not in data.store.splits:
+    if not config.monitor.rival or "test" not in data.store.splits:
         return
-    scores = scores_within(rival, data, RIVAL_S, RunLog())
+    kind = kind_of(config.data)
+    if kind.rival is not None:
+        name = kind.rival.name
+        scores = scores_within(kind.rival, data, max(LEAST_RIVAL_S, seconds), RunLog())
+    else:
+        solved = summary["baseline"] or {"name": "", "metrics": {}}
+        name = solved["name"]
+        metric = f"test/{summary['metric']}"
+        scores = {each: value for each, value in solved["metrics"].items() if each == metric}
+        if not scores:
+            print_line(f"for nothing: no simple model of {kind.rows} is known here")
     if scores:
-        listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        print_line(f"for nothing: the {rival.name} has {listed}")
+        listed = ", ".join(f"{metric} {value:.4f}" for metric, value in scores.items())
+        print_line(f"for nothing: the {name} has {listed}")
 
 
-RIVAL_S = 20.0  # that the rival may take
+ESTIMATE_S = 30.0  # of the try and the rival together
+LEAST_RIVAL_S = 5.0
 
 
 def print_lines(lines: Sequence[tuple[str, str]]) -> None:

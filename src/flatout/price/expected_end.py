@@ -105,7 +105,8 @@ class ExpectedEnd:
         if busy >= BUSY:
             others = f"; other processes take {busy:.0%} of this machine, which may change"
         moment = time.strftime("%H:%M", end)
-        self.say(f"expected: {self.first} in all, until {moment} ({source}{others})")
+        why = f"{source}{self.first.correction}{others}"
+        self.say(f"expected: {self.first} in all, until {moment} ({why})")
 
     def time_left(self) -> str:
         """`3.7 min (3.4–4.1) left`; empty while nothing is known."""

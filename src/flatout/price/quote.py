@@ -38,6 +38,13 @@ class Quote:
     length: str = ""  # steps, epochs and tokens
     busy: float = 0.0  # fraction of the machine that other processes took in the try
     validations: int = 0
+    card_free_gb: float | None = None  # memory of the card that this run could have
+
+    @property
+    def fits(self) -> bool:
+        """Whether it needs no more memory than is free, as far as both are known."""
+        pairs = ((self.host_peak_gb, self.free_gb), (self.card_peak_gb, self.card_free_gb))
+        return all(peak is None or free is None or peak <= free for peak, free in pairs)
 
     def lines(self) -> list[tuple[str, str]]:
         """What to print of one run, as a name and a text each."""
@@ -50,16 +57,21 @@ class Quote:
         if self.kwh is not None:
             energy = f"{self.kwh:.3g} kWh ({', '.join(self.counted)})"
         _, memory, _, money = self.cells()
-        if self.free_gb is not None and self.host_peak_gb is not None:
-            memory += f"; {self.free_gb:.1f} GB are free here"
-            if self.host_peak_gb > self.free_gb:
-                memory += ", so it does not fit: a smaller data.batch_size or model takes less"
+        free = []
+        if self.free_gb is not None:
+            free.append(f"{self.free_gb:.1f} GB are free here")
+        if self.card_free_gb is not None:
+            free.append(f"{self.card_free_gb:.1f} GB on the card")
+        if memory and free:
+            memory += f"; {' and '.join(free)}"
+        if not self.fits:
+            memory += "; a smaller data.batch_size or model takes less"
         others = ""
         if self.busy >= BUSY:
             others = f"other processes take {self.busy:.0%} of this machine"
         rows = [
             ("steps", self.length),
-            ("time", f"{self.expected}, 90 % interval"),
+            ("time", f"{self.expected}, 90 % interval{self.expected.correction}"),
             ("parts", ", ".join(parts)),
             ("other load", others),
             ("memory", memory),
@@ -73,6 +85,8 @@ class Quote:
         memory = "" if self.host_peak_gb is None else f"{self.host_peak_gb:.2f} GB"
         if self.card_peak_gb is not None:
             memory += f", on the card {self.card_peak_gb:.2f} GB"
+        if not self.fits:
+            memory += ": does not fit"
         kwh = "" if self.kwh is None else f"{self.kwh:.3g}"
         money = "" if self.money is None else describe_money(self.money, self.currency)
         return str(self.expected), memory, kwh, money
@@ -112,6 +126,17 @@ def scaled(quote: Quote, value: float, low: float, high: float) -> Quote:
         expected=Expected(value_s, low * expected.low_s, high * expected.high_s, value_s, {}),
         kwh=None if quote.kwh is None else value * quote.kwh,
         money=None if quote.money is None else value * quote.money,
+    )
+
+
+def spent_in(seconds: float, like: Quote, price: PriceConfig) -> Quote:
+    """What so many seconds take, of runs that draw as much power as `like`."""
+    kwh = None if like.kwh is None else like.kwh * seconds / like.expected.value_s
+    return replace(
+        like,
+        expected=Expected(seconds, seconds, seconds, seconds, {}),
+        kwh=kwh,
+        money=price.money(seconds, kwh),
     )
 
 
@@ -158,6 +183,7 @@ def quote_of(
         host_peak_gb=facts.get("host_peak_gb") if card is None else None,
         card_peak_gb=facts.get("card_peak_gb") if card is None else None,
         free_gb=free_bytes() / 1e9 if card is None else None,
+        card_free_gb=facts.get("card_free_gb") if card is None else None,
         length=length,
         busy=facts["busy"] if card is None else 0.0,
         validations=lengths.validations,

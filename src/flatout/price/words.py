@@ -22,6 +22,12 @@ def describe_span(value_s: float, low_s: float, high_s: float) -> str:
     return f"{describe_seconds(value_s)} ({low_s / size:,.1f}–{high_s / size:,.1f})"
 
 
+def describe_correction(value_s: float, raw_s: float) -> str:
+    """`; 3.9 min without what earlier runs correct`; empty where both times read alike."""
+    raw = describe_seconds(raw_s)
+    return "" if raw == describe_seconds(value_s) else f"; {raw} without what earlier runs correct"
+
+
 def describe_money(money: float, currency: str) -> str:
     """`0.31 EUR`; small sums with two digits that count."""
     digits = ",.2f" if money >= 0.1 else ".2g"

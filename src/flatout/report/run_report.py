@@ -13,7 +13,12 @@ from typing import Any
 
 from flatout.data.checks.findings import counted
 from flatout.errors import printable
-from flatout.price.words import describe_money, describe_seconds, describe_span
+from flatout.price.words import (
+    describe_correction,
+    describe_money,
+    describe_seconds,
+    describe_span,
+)
 
 EARLY_END = "early end of training"  # name of the choice that records that patience ended training
 _CHOICE = operator.itemgetter("name", "value", "why", "evidence")
@@ -215,7 +220,9 @@ class RunReport:
         if price.get("expected_s") is None:
             return ""
         took = describe_seconds(price["took_s"])
-        return f"expected {describe_span(price['expected_s'], *price['interval_s'])}, took {took}"
+        expected = describe_span(price["expected_s"], *price["interval_s"])
+        correction = describe_correction(price["expected_s"], price["raw_s"])
+        return f"expected {expected}, took {took}{correction}"
 
     @property
     def cost(self) -> str:

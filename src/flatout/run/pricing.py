@@ -83,7 +83,7 @@ def close_price(run: Run, training: Training, end: ExpectedEnd) -> None:
     facts |= {"kwh": kwh, "counted": end.meter.sources, "money": money, "currency": price.currency}
     facts |= {"ratios": list(end.ratios), "flops_a_step": flops_a_step(training)}
     facts["busy"] = end.busy()
-    facts |= peaks_gb(run.device)
+    facts |= memory_gb(run.device)
     if end.lengths is not None:
         work = end.lengths.work
         facts["plan"] = {
@@ -123,12 +123,17 @@ def flops_a_step(training: Training) -> float | None:
     return total.flops / total.steps if total.flops and total.steps else None
 
 
-def peaks_gb(device: torch.device) -> dict[str, float]:
-    """Most memory that this process has held, and on its card; what is not known is left out."""
-    peaks = {"host_peak_gb": peak_bytes(torch.device("cpu"))}
+def memory_gb(device: torch.device) -> dict[str, float]:
+    """Most memory that this process has held, also on its card, and what it could have there.
+
+    What is not known is left out.
+    """
+    sizes = {"host_peak_gb": peak_bytes(torch.device("cpu"))}
     if device.type == "cuda":
-        peaks["card_peak_gb"] = peak_bytes(device)
-    return {name: count / 1e9 for name, count in peaks.items() if count is not None}
+        free, _ = torch.cuda.mem_get_info(device)
+        sizes["card_peak_gb"] = peak_bytes(device)
+        sizes["card_free_gb"] = free + torch.cuda.memory_reserved(device)
+    return {name: count / 1e9 for name, count in sizes.items() if count is not None}
 
 
 def lengths_of_run(run: Run, trainer: L.Trainer) -> PlannedLengths | None:
