@@ -31,13 +31,23 @@ python -m docs.pictures.gallery outputs
 writes this page from the runs in a folder. A row is a run, read from its `summary.json`. A score
 stands with its 95 % interval over the test rows. Beside it stands what a simple model reaches on
 the same rows, or for made-up data the best score that their noise allows. Seconds are those of
-training, and longer where other work shares the cores. One seed is no mean: repeat a run with
-`seed=1` before you compare. Files are public: ETTh1 (electricity transformers), HuffPost's 41
+training, and longer where other work shares the cores. Kilowatt-hours are those of the whole run,
+where a counter can be read ([energy](price.md#energy-and-money)). One seed is no mean: repeat a run
+with `seed=1` before you compare. Files are public: ETTh1 (electricity transformers), HuffPost's 41
 categories, TweetEval's emotion, irony and sentiment. The commands find each in a folder of its
 name.
 
 """
-HEADS = ("experiment", "data: training / test", "network", "score", "beside it", "seconds", "cores")
+HEADS = (
+    "experiment",
+    "data: training / test",
+    "network",
+    "score",
+    "beside it",
+    "seconds",
+    "kWh",
+    "cores",
+)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -61,7 +71,7 @@ def page(runs: Sequence[dict[str, Any]], commit: str) -> str:
         f"Measured on {', '.join([*devices, *versions])}, in {' and '.join(numbers)}, at commit"
         f" {commit}."
     )
-    table = [f"| {' | '.join(HEADS)} |", "|---|---|---|---|---|---:|---:|", *map(row, runs)]
+    table = [f"| {' | '.join(HEADS)} |", "|---|---|---|---|---|---:|---:|---:|", *map(row, runs)]
     commands = ["## Repeat a row", "", "```sh", *(str(run["command"]) for run in runs), "```"]
     return "\n".join([HEAD + source, "", *table, "", *commands, "", *without(runs)]) + "\n"
 
@@ -85,6 +95,7 @@ def row(run: dict[str, Any]) -> str:
         score(run),
         beside(run),
         f"{run['training']['seconds']:,.0f}",
+        energy(run),
         cores(run),
     )
     return f"| {' | '.join(map(str, cells))} |"
@@ -117,6 +128,12 @@ def beside(run: dict[str, Any]) -> str:
     other = run["rival"] or run["baseline"] or {}
     value = other.get("metrics", {}).get(f"test/{run['metric']}")
     return "–" if value is None else f"{re.split(' (?:on|of) ', other['name'])[0]} {value:.4g}"
+
+
+def energy(run: dict[str, Any]) -> str:
+    """Kilowatt-hours of the whole run; a dash where no counter could be read."""
+    kwh = (run["price"] or {}).get("kwh")
+    return "–" if kwh is None else f"{kwh:.3g}"
 
 
 def cores(run: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from tests.docs.blocks import ROOT, all_commands
 ROW = re.compile(
     r"^\| (\w+) \| [\w.-]+: [\d,]+ / [\d,]+ (?:rows|recordings) \| \w+, [\d,]+ weights"
     r" \| (?:test|val)/\w+ -?[\d.]+(?: \([\d.]+ to [\d.]+\))? \| (?:–|[\w .-]+ -?[\d.]+) \| [\d,]+"
-    r" \| [\d.]+ \|$"
+    r" \| (?:–|[\d.e-]+) \| [\d.]+ \|$"
 )
 
 
@@ -37,6 +37,7 @@ def summary(**changed):
         },
         "model": {"name": "Transformer", "parameters": 1000},
         "training": {"seconds": 7.6},
+        "price": {"kwh": 0.01234},
         "baseline": {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}},
         "mixture": None,
         "rival": None,
@@ -64,7 +65,9 @@ def runs(tmp_path):
         ),
         "three": summary(status="interrupted", metrics={}),
         "four": summary(
-            experiment="mine", rival={"name": "words", "metrics": {"test/accuracy": 0.7}}
+            experiment="mine",
+            rival={"name": "words", "metrics": {"test/accuracy": 0.7}},
+            price={"kwh": None},
         ),
     }
     for name, values in found.items():
@@ -86,8 +89,8 @@ def test_each_finished_run_is_a_row_and_each_other_experiment_is_named(runs, cap
         "| headlines: 1,200 / 30 rows | Transformer, 1,000 weights | test/accuracy 0.75 (0.7 to"
         " 0.8) |" in text
     )
-    assert "| known ceiling 0.94 | 8 | 2 |" in text
-    assert "| words 0.7 |" in text
+    assert "| known ceiling 0.94 | 8 | 0.0123 | 2 |" in text
+    assert "| words 0.7 | 8 | – | 2 |" in text
     assert "cells: 9 / 3 recordings" in text
     assert "Measured on CPU, torch 2.13.0+cpu, in 32-true, at commit abc1234." in text
     assert "`bloom_bigrams`" in text
