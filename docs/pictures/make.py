@@ -1,9 +1,9 @@
 """Make the pictures of README and the site from real runs. `python -m docs.pictures.make [FOLDER]
 [--only run]`.
 
-A default run, a small sweep and a short ladder are trained into FOLDER, or into a temporary one:
-some five minutes on two cores. The terminal becomes an SVG by rich, pages become PNGs by a headless
-chromium. A picture has at most 300 KB.
+A default run, a small sweep, a short ladder and a table of prices are made in FOLDER, or in a
+temporary one: some seven minutes on two cores. The terminal becomes an SVG by rich, pages become
+PNGs by a headless chromium. A picture has at most 300 KB.
 """
 
 from __future__ import annotations
@@ -43,6 +43,17 @@ SWEEP = [
     "trials=12",
 ]
 LADDER = ["-m", "flatout", "ladder", "+ladder=bloom", "for=100s"]
+PRICE = [
+    "-m",
+    "flatout",
+    "price",
+    "model=bilstm,textcnn",
+    "data.batch_size=64,128",
+    "price.watts=60",
+    "price.per_hour=0.4",
+]
+# a run and its page, with the same prices
+PRICED_RUN = ["-m", "train", "model=textcnn", "price.watts=60", "price.per_hour=0.4"]
 STARTUP_S = 60
 """How long TensorBoard may take before it answers."""
 
@@ -92,6 +103,17 @@ def picture_ladder(folder: Path) -> None:
     take_picture(page.resolve().as_uri(), FOLDER / "ladder.png", height=1300)
 
 
+def picture_price(folder: Path) -> None:
+    """A table of prices in the terminal, and the page of a run that says what it took."""
+    printed = train(folder / "table", PRICE)
+    lines = [line for line in printed.splitlines() if not line.startswith("cache:")]
+    command = " ".join(["$ python", *PRICE])
+    draw_terminal("\n".join([command, *lines]), "python -m flatout price", FOLDER / "price.svg")
+    train(folder / "run", PRICED_RUN)
+    (report,) = folder.rglob("report.html")
+    take_picture(report.resolve().as_uri(), FOLDER / "price.png", height=620)
+
+
 def draw(folder: Path) -> None:
     """The drawings, which need no run."""
     draw_all()
@@ -101,6 +123,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "run": picture_run,
     "sweep": picture_sweep,
     "ladder": picture_ladder,
+    "price": picture_price,
     "drawings": draw,
 }
 
