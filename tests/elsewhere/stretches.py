@@ -22,6 +22,7 @@ from flatout.engine.step_ring import StepRing
 from tests.elsewhere.capture import Captured
 from tests.elsewhere.device import There
 from tests.elsewhere.graphs import NEVER_REPLAYED, RESULTS, Trained, begin_elsewhere, train
+from tests.elsewhere.transcript import transcript
 
 NAME = "window mlp"  # the quickest case; its rates fall, and its weights have a running mean
 OTHERS = ("bilstm", "bert", "tags")  # each of another kind of batch
@@ -82,6 +83,7 @@ def compare_all(folder: Path) -> None:
         "with a last step": _compare_stretches(NAME, max_steps=14),
         "with a callback": _facts(train(NAME, "on", callbacks=[Hears()]), plain),
         "with parts of flatout": _tell_parts(folder),
+        "transcript": transcript(NAME)[0],
         "broken": _break_steps([BROKEN]),
         "broken at first": _break_steps(BROKEN_FIRST),
     }

@@ -48,6 +48,15 @@ def test_a_stretch_ends_at_the_last_step(results):
     assert found["has_equal_losses"] and found["has_equal_weights"]
 
 
+def test_the_transcript_of_the_device_has_replays_with_nothing_between_them(results):
+    lines = results["transcript"]
+    assert sum(" operators: " in line for line in lines) == 2  # captures
+    alone = [line.startswith("replay of capture") for line in lines]
+    behind = [line.endswith(("replay of capture 1", "replay of capture 2")) for line in lines]
+    assert sum(behind) == 12 + 2  # those that count, and two of the proof
+    assert sum(alone) == 5
+
+
 def test_a_callback_that_hears_of_each_batch_ends_all_stretches_and_is_named(results):
     found = results["with a callback"]
     assert found["at_once"] == 0

@@ -1,6 +1,6 @@
-"""What the device that captures is asked for in one epoch, in the order in which it is asked.
+"""What the device that captures is asked for in two short epochs, in the order of asking.
 
-    python -m tests.elsewhere.transcript textcnn
+    python -m tests.elsewhere.transcript "window mlp"
 
 A line is a capture with its operators, or a replay with how many operators the host has asked for
 since the line before. Replays of one stretch follow each other with none between them.
@@ -18,6 +18,8 @@ from torch._ops import OpOverload
 from tests.elsewhere.capture import Captured, ElsewhereCapture, is_view
 from tests.elsewhere.device import There
 from tests.elsewhere.graphs import CASES, begin_elsewhere, train
+
+_SHOWN = 6  # names of operators, the most frequent ones
 
 
 class Transcript:
@@ -38,9 +40,10 @@ class Transcript:
             operator._schema.name.partition("::")[2]
             for operator, *_ in captured.recording.operators
         )
-        listed = ", ".join(f"{name} {count}" for name, count in names.most_common())
+        shown = names.most_common(_SHOWN)
+        listed = ", ".join(f"{name} {count}" for name, count in shown)
         number = len(capture.captured)
-        self.lines.append(f"{asked}capture {number}, {names.total()} operators: {listed}")
+        self.lines.append(f"{asked}capture {number}, {names.total()} operators: {listed}, …")
         return captured
 
     def replay(self, captured: Captured) -> None:
@@ -65,7 +68,7 @@ plain_replay = Captured.replay
 
 
 def transcript(name: str) -> tuple[list[str], str]:
-    """The lines of one epoch of a case, and what the training says of its steps."""
+    """The lines of two epochs of a case, and what the training says of its steps."""
     noted = Transcript()
     with (
         mock.patch.object(ElsewhereCapture, "capture", lambda *given: noted.capture(*given)),
@@ -78,7 +81,7 @@ def transcript(name: str) -> tuple[list[str], str]:
 
 
 def main() -> None:
-    name = sys.argv[1] if len(sys.argv) > 1 else "textcnn"
+    name = sys.argv[1] if len(sys.argv) > 1 else "window mlp"
     if name not in CASES:
         raise SystemExit(f"no case {name!r}; there are: {', '.join(CASES)}")
     begin_elsewhere()

@@ -42,7 +42,9 @@ TRIED = {
 
 def test_the_time_of_a_run_grows_with_its_epochs():
     def seconds_of(epochs):
-        return expect(COSTS, PlannedLengths.of_plan(TRIED["plan"], epochs, tries=False)).value_s
+        return expect(
+            COSTS, PlannedLengths.of_plan(TRIED["plan"], epochs, tries_most_s=0.0)
+        ).value_s
 
     assert seconds_of(1.0) == pytest.approx(2 + 10 + 1 + 3 + 0.5, rel=0.01)
     assert seconds_of(4.0) == pytest.approx(2 + 4 * 11.5 + 3, rel=0.01)
@@ -50,7 +52,9 @@ def test_the_time_of_a_run_grows_with_its_epochs():
 
 
 def test_a_budget_in_which_not_one_epoch_fits_is_refused_and_leaves_no_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(budget, "try_run", lambda config, begin, seconds: {"price": TRIED})
+    monkeypatch.setattr(
+        budget, "try_run", lambda config, begin, seconds: {"price": TRIED, "mixture": None}
+    )
     with pytest.raises(UserError, match=r"budget: 5s, but one epoch with its evaluation takes 1\d"):
         quiet_fit(DATA, MODEL, budget="5s", folder=tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from flatout import TextCNNConfig, TextDataConfig
+from flatout import TextCNNConfig, TextDataConfig, fit
+from flatout.callbacks.progress_line import ProgressLine
+from flatout.callbacks.run_curves import RunCurves
 from flatout.ladder.compare_runs import describe_spent
 from flatout.report.run_report import RunReport
 from flatout.run.short_try import EndSoon
@@ -43,6 +46,8 @@ def test_parts_add_up_to_what_the_run_took(runs):
     assert price["plan"]["validations"] == 2
     assert price["money"] == pytest.approx(price["took_s"] / 1_000)
     assert price["kwh"] == pytest.approx(price["took_s"] * 100 / 3.6e6)
+    tokens = price["plan"]["computed_tokens"] * (1 - price["plan"]["padding_share"])
+    assert price["kwh_per_million_tokens"] == pytest.approx(price["kwh"] / tokens * 1e6)
     assert RunReport({"price": price}).cost.endswith("EUR")
     assert "kWh (price.watts)" in RunReport({"price": price}).cost
     assert RunReport({"price": price}).spent == {"kwh": price["kwh"], "money": price["money"]}
@@ -62,6 +67,28 @@ def test_the_second_run_of_equal_steps_is_expected_by_the_first(runs):
     raw_s = first["took_s"] - first["took_parts_s"]["evaluation"]
     assert second["raw_s"] >= 0.5 * raw_s
     assert RunReport({"price": second}).time.startswith("expected ")
+
+
+class LookAtLine(L.Callback):
+    """Keeps what the progress line says of the time that is left."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        (curves,) = (each for each in trainer.callbacks if isinstance(each, RunCurves))
+        (line,) = (each for each in curves.listeners if isinstance(each, ProgressLine))
+        self.said = line.time_left()
+
+
+def test_the_progress_line_of_a_run_says_what_is_left_of_its_time(tmp_path, capsys):
+    data = TextDataConfig(source=TABLE, batch_size=8, cache=str(tmp_path / "cache"))
+    model = TextCNNConfig(embedding=4, filters=4, ngrams="off")
+    look = LookAtLine()
+    for _ in range(2):  # the second is expected by the first
+        fit(data, model, epochs=2, folder=tmp_path / "run", callbacks={"look": look}, logger="none")
+    assert re.fullmatch(r"\d[\d.]* \w+ \([\d.]+–[\d.]+\) left", look.said)
+    assert "expected: " in capsys.readouterr().out
 
 
 def test_a_try_that_reaches_its_last_step_corrects_no_later_estimate(tmp_path):

@@ -31,7 +31,7 @@ _EARLIER = 2
 # training, in short runs a larger one; how much of that it usually uses; beside other processes
 # nothing is tried.
 _TRIES_SHARE = 0.1
-_TRIES_MOST_S = 20.0
+TRIES_MOST_S = 20.0
 _TRIES_LEAST_S = 0.2
 _SHORT_S = 3.0
 _SHORT_SHARE = 0.3
@@ -66,14 +66,15 @@ class PlannedLengths:
     work: Work
     validations: int
     save_every_s: float = math.inf
-    tries: bool = True  # whether the verdict tries what would be faster
+    # seconds in which the verdict may try what would be faster; 0: it tries nothing
+    tries_most_s: float = TRIES_MOST_S
     # Rows of a validation, and of the evaluation, for each training row.
     validation_share: float = 0.1
     evaluation_share: float = 0.2
 
     @staticmethod
     def of_plan(
-        plan: Mapping[str, Any], epochs: float | None = None, *, tries: bool = True
+        plan: Mapping[str, Any], epochs: float | None = None, *, tries_most_s: float = TRIES_MOST_S
     ) -> PlannedLengths:
         """The lengths that a summary keeps, or those of the same run with other `epochs`."""
         steps = plan["steps"]
@@ -82,7 +83,7 @@ class PlannedLengths:
         # sums are all that is asked of this work
         work = Work(steps, np.array([0.0, plan["computed_tokens"] / plan["steps"]]))
         validations = math.ceil(plan["validations"] * steps / plan["steps"])
-        return PlannedLengths(work, validations, plan["save_every_s"] or math.inf, tries)
+        return PlannedLengths(work, validations, plan["save_every_s"] or math.inf, tries_most_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +133,9 @@ def expect(
     validations = max(0, lengths.validations - at.validations)
     saves = validations * costs.saves_a_validation + training_s / lengths.save_every_s
     tries_s = 0.0
-    if lengths.tries and busy < _TOO_BUSY:
-        tries_s = _TRIES_USED * _allowed_tries_s(costs.pace.seconds(work.total_steps, work.total))
+    if busy < _TOO_BUSY:
+        whole_s = costs.pace.seconds(work.total_steps, work.total)
+        tries_s = _TRIES_USED * _allowed_tries_s(whole_s, lengths.tries_most_s)
     parts = {
         "start": 0.0 if at.is_started else costs.start_s,
         "training": training_s,
@@ -155,11 +157,11 @@ def expect(
     return Expected(value_s, value_s / widening, value_s * widening, raw_s, parts)
 
 
-def _allowed_tries_s(training_s: float) -> float:
-    seconds = min(_TRIES_SHARE * training_s, _TRIES_MOST_S)
+def _allowed_tries_s(training_s: float, most_s: float) -> float:
+    seconds = min(_TRIES_SHARE * training_s, most_s)
     if seconds < _TRIES_LEAST_S:
         return 0.0
-    return max(seconds, min(_SHORT_S, _SHORT_SHARE * training_s))
+    return max(seconds, min(_SHORT_S, _SHORT_SHARE * training_s, most_s))
 
 
 def correction(ratios: Sequence[float], drift: float) -> tuple[float, float]:

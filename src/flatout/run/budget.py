@@ -4,6 +4,9 @@ A short try of the run says what an epoch takes (`run/short_try.py`). Of 7.6 epo
 trained on 95 % of the batches each. So every epoch ends with a validation, and the last one ends
 where the budget does. Each epoch draws other rows. At the start of each later epoch
 `KeepBudget` plans the rest again by the pace of the steps so far, and the schedule with it.
+
+What else a run does takes part of its budget, and must not come as a surprise. So the rival is
+trained before the plan, and the verdict may try other ways for a small share of the budget.
 """
 
 from __future__ import annotations
@@ -11,31 +14,38 @@ from __future__ import annotations
 import math
 import re
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import lightning as L
 
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed
+from flatout.data.batches.store_data import StoreData
 from flatout.engine.lightning_internals import callbacks_of, set_callbacks, set_epoch_length
 from flatout.engine.schedule import StepSchedule
-from flatout.errors import require
+from flatout.errors import UserError, require
 from flatout.perf.tune.settings import is_typed
 from flatout.price.costs import Costs, PlannedLengths, expect
 from flatout.price.expected_end import ExpectedEnd
 from flatout.price.settings import Budget
 from flatout.price.words import describe_seconds
 from flatout.run.context import Run, RunContext, Settings, Training
+from flatout.run.kinds import kind_of
+from flatout.run.rival import rival_limit_s, scores_within
 from flatout.run.short_try import STEPS_S, try_run
+from flatout.run_log import RunLog
 
 _LENGTH = ("max_epochs", "limit_train_batches")
 _TRY_SHARE = 0.05  # of the budget, for the steps of the try
+_VERDICT_SHARE = 0.03  # of the budget, for the verdict's tries at the end
 _HALVINGS = 40
 _MOST_EPOCHS = 1e5
 
 
-def settle_budget(config: RunConfig, context: RunContext) -> RunConfig:
+def settle_budget(config: RunConfig, context: RunContext, data: StoreData[Any, Any]) -> RunConfig:
     """The settings with the length that fits into the budget; a resumed run keeps its own."""
     if config.budget is None:
         return config
@@ -60,26 +70,30 @@ def settle_budget(config: RunConfig, context: RunContext) -> RunConfig:
         evidence = str(before["evidence"])
     else:
         folder.say("budget: a short try of the run, in a process apart")
-        words, evidence = _plan(config, context)
+        words, evidence = _plan(config, context, data)
         why = f"ends within {config.budget}"
     folder.decision("budget", words, why, evidence)
     counts = dict(zip(_LENGTH, map(int, re.findall(r"\d+", words)), strict=True))
     return replace(config, trainer={**config.trainer, **counts})
 
 
-def _plan(config: RunConfig, context: RunContext) -> tuple[str, str]:
+def _plan(config: RunConfig, context: RunContext, data: StoreData[Any, Any]) -> tuple[str, str]:
     """The words that set the length, and what they rest on."""
     budget = Budget.of(str(config.budget), config.price)
     # the try is part of the run, and must be short beside it
     seconds = min(STEPS_S, _TRY_SHARE * budget.amount) if budget.unit == "s" else STEPS_S
-    summary = try_run(config, context.begin, seconds=seconds)["price"]
-    costs = Costs.of(summary["costs"])
-    plan = summary["plan"]
+    tried = try_run(config, context.begin, seconds=seconds)
+    price = tried["price"]
+    costs = Costs.of(price["costs"])
+    plan = price["plan"]
     limit_s = budget.seconds(config.price, costs.watts)
+    if tried["mixture"] is None:  # else the linear model that answers with the network is scored
+        _score_rival(config, data, limit_s, context.folder)
+    tries_s = _VERDICT_SHARE * limit_s if config.monitor.verdict else 0.0
 
     def seconds_of(epochs: float) -> float:
-        lengths = PlannedLengths.of_plan(plan, epochs, tries=config.monitor.verdict)
-        return expect(costs, lengths, summary["ratios"]).value_s
+        lengths = PlannedLengths.of_plan(plan, epochs, tries_most_s=tries_s)
+        return expect(costs, lengths, price["ratios"]).value_s
 
     begun_s = time.perf_counter() - context.began
     left_s = limit_s - begun_s
@@ -106,12 +120,22 @@ def _plan(config: RunConfig, context: RunContext) -> tuple[str, str]:
     return words, f"an epoch takes {describe_seconds(seconds_of(2.0) - least_s)}"
 
 
+def _score_rival(config: RunConfig, data: StoreData[Any, Any], limit_s: float, log: RunLog) -> None:
+    """Train the rival now; its scores are found in the cache when the run has ended."""
+    rival = kind_of(config.data).rival
+    if rival is not None and config.monitor.rival and "test" in data.store.splits:
+        scores_within(rival, data, rival_limit_s(limit_s), log)
+
+
 def keep_budget(run: Run, training: Training, end: ExpectedEnd) -> None:
-    """Let a run with a budget plan its later epochs again."""
+    """Let a run with a budget plan its later epochs again, and bound what the verdict tries."""
     feed = run.parts.train_feed()
     if feed is not None and run.settings.asked.budget is not None:
-        callbacks = callbacks_of(training.trainer)
-        set_callbacks(training.trainer, [*callbacks, KeepBudget(run.settings, feed, end)])
+        keeper = KeepBudget(run.settings, feed, end)
+        set_callbacks(training.trainer, [*callbacks_of(training.trainer), keeper])
+        noted_watts = None if end.noted is None else end.noted.watts
+        with suppress(UserError):  # without a note of the try, the watts may not be known yet
+            training.tries_most_s = _VERDICT_SHARE * keeper.limit_s(noted_watts)
 
 
 class KeepBudget(L.Callback):
@@ -149,11 +173,15 @@ class KeepBudget(L.Callback):
             validations=self.end.clock.counts["validation"] + epochs,
         )
 
+    def limit_s(self, watts: float | None) -> float:
+        """The budget in seconds, at so many watts."""
+        asked = self.settings.asked
+        known_watts = watts or asked.price.watts
+        return Budget.of(str(asked.budget), asked.price).seconds(asked.price, known_watts)
+
     def _seconds_left(self, costs: Costs) -> float:
         """Seconds of training that are left, without those of the evaluation."""
-        asked = self.settings.asked
-        watts = self.end.watts or asked.price.watts
-        limit_s = Budget.of(str(asked.budget), asked.price).seconds(asked.price, watts)
+        limit_s = self.limit_s(self.end.watts)
         noted = self.end.noted or costs
         assert self.end.lengths is not None
         whole = expect(replace(costs, evaluation_s=noted.evaluation_s), self.end.lengths)

@@ -36,7 +36,7 @@ from flatout.models.contract import is_pretrained
 from flatout.models.encoder.transformer import Transformer
 from flatout.perf.notes import measured_before
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
-from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out, try_safely
+from flatout.perf.verdict.experiments import MOST_S, SHARE, alone_ms, try_out, try_safely
 from flatout.perf.verdict.gathering import evidence_of
 from flatout.perf.verdict.rules import verdict
 from flatout.report.closing import print_closing
@@ -257,7 +257,9 @@ def judge(
         evidence.not_tried = "on several ranks nothing else is tried"
     elif may_try:
         is_compiled_run = bool(asked.compile) or is_compiled(task.model)
-        try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=is_compiled_run))
+        most_s = min(MOST_S, training.tries_most_s)
+        race = partial(try_out, task, feeds, evidence, is_compiled=is_compiled_run, most_s=most_s)
+        try_safely(evidence, race)
     return evidence
 
 

@@ -8,6 +8,7 @@ Trainer with its callbacks, `RunAnswers` the network when it is trained.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -97,7 +98,7 @@ class Run(RunContext):
     facts: dict[str, Any]  # with which a resumed run is compared
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Training:
     """A Trainer, and the callbacks that later stages ask."""
 
@@ -107,6 +108,7 @@ class Training:
     checkpoints: ExactCheckpoint
     loop: FastLoop
     stopping: list[EarlyStopping]  # of `checkpoint.patience`; the user's own are not among them
+    tries_most_s: float = math.inf  # that the verdict's tries may take, where a budget bounds them
 
 
 class NoAnswers:

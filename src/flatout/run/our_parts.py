@@ -115,7 +115,7 @@ class OurRunParts(OurParts, RunParts):
         mixing.require_mixable(config, data)
         # Whatever the settings leave open is chosen here: no later line changes them.
         config = tune(settle_length(config, data, ranks, folder), data, context)
-        config = settle_budget(config, context)
+        config = settle_budget(config, context, data)
         optim = resolve.choose_rate(config, ranks.world, folder)
         task = build_task(config, data, optim, folder)
         feeds = place_feeds(config, data, task, context.device, ranks)

@@ -10,7 +10,6 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-import lightning as L
 import psutil
 import torch
 
@@ -22,7 +21,7 @@ from flatout.distributed.ranks import cores_here
 from flatout.engine.run_length import validations
 from flatout.perf.measure.steps import peak_bytes
 from flatout.perf.notes import machine_name
-from flatout.price.costs import PlannedLengths
+from flatout.price.costs import TRIES_MOST_S, PlannedLengths
 from flatout.price.energy import EnergyMeter
 from flatout.price.expected_end import ExpectedEnd
 from flatout.price.notes import PriceNotes
@@ -46,7 +45,7 @@ def expect_end(run: Run, training: Training) -> ExpectedEnd:
         machines=ranks.world // ranks.local_world,
     )
     end = ExpectedEnd(
-        measure_lengths=lambda: lengths_of_run(run, training.trainer),
+        measure_lengths=lambda: lengths_of_run(run, training),
         clock=curves.clock,
         meter=meter,
         began=run.began,
@@ -136,9 +135,11 @@ def memory_gb(device: torch.device) -> dict[str, float]:
     return {name: count / 1e9 for name, count in sizes.items() if count is not None}
 
 
-def lengths_of_run(run: Run, trainer: L.Trainer) -> PlannedLengths | None:
+def lengths_of_run(run: Run, training: Training) -> PlannedLengths | None:
     """The steps, validations and checkpoints of a run by its plan; None for one without an end."""
     settings = run.settings
+    trainer = training.trainer
+    tries_s = min(TRIES_MOST_S, training.tries_most_s) if settings.asked.monitor.verdict else 0.0
     # The steps of a run without an end cannot be counted: Lightning says infinite, or -1.
     total_steps = settings.total_steps or trainer.estimated_stepping_batches
     if not 0 < total_steps < math.inf:
@@ -158,7 +159,7 @@ def lengths_of_run(run: Run, trainer: L.Trainer) -> PlannedLengths | None:
         work=Work.of(run.parts.train_feed(), int(total_steps), steps_an_epoch),
         validations=count,
         save_every_s=math.inf if minutes is None else 60 * minutes,
-        tries=settings.asked.monitor.verdict,
+        tries_most_s=tries_s,
         validation_share=validation,
         # the evaluation reads the validation rows twice: to tune the answers, and to judge them
         evaluation_share=2 * validation + rows.get("test", 0.0),

@@ -111,13 +111,23 @@ def time_for_tries(trained_s: float, most_s: float = MOST_S) -> float:
     return max(seconds, min(_SHORT_S, _SHORT_SHARE * trained_s, most_s))
 
 
-def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) -> None:
-    """Race other ways to train, and add the results to the evidence, or why nothing was tried."""
+def try_out(
+    task: Task,
+    feeds: Feeds,
+    evidence: Evidence,
+    *,
+    is_compiled: bool,
+    most_s: float = MOST_S,
+) -> None:
+    """Race other ways to train, and add the results to the evidence, or why nothing was tried.
+
+    `most_s`: that all of it may take.
+    """
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= WAITS
-    seconds = time_for_tries(trained_s)
+    seconds = time_for_tries(trained_s, most_s)
     if waits:
-        seconds = max(seconds, min(_FEEDS_S, trained_s / 2))
+        seconds = max(seconds, min(_FEEDS_S, trained_s / 2, most_s))
     starving = starved(evidence)
     is_calm = seconds >= LEAST_S and evidence.pieces == 1 and starving is None
     if is_calm and evidence.compiling_share >= LEAST_COMPILING:
