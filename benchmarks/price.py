@@ -21,7 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.claim import Claim, Options, bounded, measured_apart, not_here, reaching
+from flatout.callbacks.clock import Clock
 from flatout.cli.price import begin, open_store, quote_run
 from flatout.cli.train import start_measuring
 from flatout.config import RunConfig
@@ -29,7 +32,10 @@ from flatout.data.store.cache import default_cache_folder
 from flatout.distributed.processes import warm_start
 from flatout.errors import require
 from flatout.perf.notes import machine_name
-from flatout.price.expected_end import BUSY
+from flatout.price.costs import PlannedLengths
+from flatout.price.energy import EnergyMeter
+from flatout.price.expected_end import BUSY, ExpectedEnd
+from flatout.price.pace import Work
 
 _NEAR = 0.1  # of the time, and of the memory
 _MEMORY_BELOW = 0.03
@@ -76,6 +82,7 @@ _OF_BUDGETS = {
 _LONGEST_ESTIMATE_S = 30.0
 _QUICK_S = 3.0
 _QUICK_SHARE = 0.05
+_COST_OF_ESTIMATE = 0.1  # percent; no clock of a training shows less
 _ENDS_NEAR = 0.03  # of a budget
 _RATE_AT_ITS_END = 0.05  # of its highest value
 _EPOCHS_OF_PUBLISHED = {"subj": 8, "tweeteval_emotion": 15, "cr": 15}
@@ -157,6 +164,29 @@ def _price(names: Sequence[str], words: dict[str, str], options: Options) -> Ite
     busy = [row for row in measured if row["busy"] >= BUSY]
     yield from _sums(quiet, "")
     yield from _sums(busy, ", beside other processes")
+    yield _cost_of_estimate()
+
+
+def _cost_of_estimate() -> Claim:
+    """What the expected end takes of each second: a note of the steps, and the time that is left."""
+    steps = 4_000
+    work = Work(steps, np.arange(steps + 1, dtype=np.float64))
+    end = ExpectedEnd(
+        measure_lengths=lambda: PlannedLengths(work, validations=10),
+        clock=Clock(),
+        meter=EnergyMeter(None),
+        began=time.perf_counter(),
+        say=lambda text: None,
+    )
+    seconds = []
+    for step in range(1, 1_000):  # more than it keeps, so that its list is full
+        began = time.perf_counter()
+        end.note(step)
+        end.time_left()
+        seconds.append(time.perf_counter() - began)
+    share = 100 * statistics.median(seconds[-100:])
+    claim = "the expected end in training, of each second"
+    return bounded(claim, share, "%", most=_COST_OF_ESTIMATE)
 
 
 def _keep_budgets(names: Sequence[str], words: dict[str, str], options: Options) -> Iterator[Claim]:
