@@ -168,7 +168,7 @@ def _price(names: Sequence[str], words: dict[str, str], options: Options) -> Ite
 
 
 def _cost_of_estimate() -> Claim:
-    """What the expected end takes of each second: a note of the steps, and the time that is left."""
+    """What the expected end takes of each second: a note of the steps, and what is left."""
     steps = 4_000
     work = Work(steps, np.arange(steps + 1, dtype=np.float64))
     end = ExpectedEnd(
