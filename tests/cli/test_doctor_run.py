@@ -54,9 +54,11 @@ def test_a_script_with_transformers_trainer_leaves_a_verdict_and_a_page(capsys):
     kept = json.loads(Path("doctor/verdict.json").read_text(encoding="utf-8"))
     assert kept["evidence"]["steps"] == 45
     assert kept["machine"]["device"] == "cpu"
+    assert kept["evidence"]["workers"] == 0
     page = Path("doctor/verdict.html").read_text(encoding="utf-8")
     assert "script.py 50" in page
     assert "forward" in page
+    assert "that read batches" in page
     said = capsys.readouterr().out
     assert f"verdict: {kept['verdict']['sentence']}" in said
     kept["own_steps_per_s"] = {"value": 1e6, "low": 1e6, "high": 1e6}
@@ -115,6 +117,21 @@ def test_a_script_without_a_training_keeps_its_exit_code_and_its_traceback(text,
     assert "runpy" not in printed
     assert "watched_script" not in printed
     assert not Path("doctor").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OF_LIGHTNING + "trainer.fit(None)",
+        OF_TRANSFORMERS + "trainer_of('classification', 'out').train(1, 2, 3, 4, 5, 6)",
+    ],
+)
+def test_an_error_within_a_training_has_no_line_of_ours_in_its_traceback(text, capfd):
+    assert run(text) == 1
+    printed = capfd.readouterr().err
+    assert "Traceback" in printed
+    assert "script.py" in printed
+    assert "watched_script" not in printed
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,11 @@ def _tiles(judged: Mapping[str, Any]) -> list[dict[str, str]]:
         tiles.append(tile(f"{evidence['rows_per_batch']:,.0f}", "rows a batch"))
         if evidence["padding_share"]:
             tiles.append(tile(f"{evidence['padding_share']:.0%}", "padding", "of the tokens"))
+        if evidence["workers"] is not None:
+            tiles.append(tile(f"{evidence['workers']}", "workers", "that read batches"))
+        reads = sum([*evidence["reads"].values(), *evidence["reads_by_line"].values()])
+        if reads:
+            tiles.append(tile(f"{reads:g}", "reads a step", "for which the host waits"))
     return tiles
 
 

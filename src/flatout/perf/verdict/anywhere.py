@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
+from torch.utils.data import DataLoader
 
 from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.curve_source import CurveSource
@@ -183,9 +184,9 @@ class Verdict(JudgingCallback, RunCurves):
             had = self.throughput.volume.total.steps
             self._leave(f"a verdict needs {needed}, this training had {had}")
             return
-        try_own(
-            trainer, self._fetches.loader, evidence, seconds=self.seconds, trained_s=self._trained_s
-        )
+        loader = self._fetches.loader
+        evidence.workers = loader.num_workers if isinstance(loader, DataLoader) else None
+        try_own(trainer, loader, evidence, seconds=self.seconds, trained_s=self._trained_s)
         self.evidence = evidence
         self.verdict = verdict(evidence, in_python)
         device = trainer.strategy.root_device

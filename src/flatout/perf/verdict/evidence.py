@@ -84,6 +84,9 @@ class Evidence:
     # By callback of the user: milliseconds a batch, and reads of the device's numbers a step.
     callbacks: dict[str, float] = field(default_factory=dict)
     reads: dict[str, float] = field(default_factory=dict)
+    # Reads of the device's numbers in a step, by file and line, where the lines are known.
+    reads_by_line: dict[str, float] = field(default_factory=dict)
+    workers: int | None = None  # that read batches, of a DataLoader that is not flatout's
     # `graphs` of torch.compile after the first steps, and its `seconds`.
     compiled: dict[str, float] = field(default_factory=dict)
     host: dict[str, Any] = field(default_factory=dict)

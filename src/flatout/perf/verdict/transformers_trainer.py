@@ -405,6 +405,8 @@ class HFVerdict(JudgingCallback, TrainerCallback):
             callbacks={
                 name: per_batch * spent for name, spent in self._between.callbacks.items() if spent
             },
+            reads_by_line=self._reads_by_line(),
+            workers=args.dataloader_num_workers,
             host=without_none(hardware.get("host", {})),
             gpu=without_none(hardware.get("gpu", {})),
         )
@@ -412,7 +414,6 @@ class HFVerdict(JudgingCallback, TrainerCallback):
     def _facts(self, args: TrainingArguments) -> TransformersFacts:
         now = self._now
         counts = now.tokens.tolist() if now.tokens is not None else [1, 1, 1]
-        steps = len(_STEPS_THAT_COUNT_READS)
         return TransformersFacts(
             workers=args.dataloader_num_workers,
             reading_cores=_reading_cores(args, now),
@@ -421,8 +422,13 @@ class HFVerdict(JudgingCallback, TrainerCallback):
             fixed_padding=1 - counts[1] / max(1, counts[2]),
             recomputes=_recomputes(self._model),
             groups_lengths=_groups_lengths(args),
-            reads={place: count / steps for place, count in self._reads.counts.items()},
+            reads=self._reads_by_line(),
         )
+
+    def _reads_by_line(self) -> dict[str, float]:
+        """How often each line of the script reads a number of the device in a step."""
+        steps = len(_STEPS_THAT_COUNT_READS)
+        return {place: count / steps for place, count in self._reads.counts.items()}
 
 
 def attach_to(trainer: Trainer) -> HFVerdict:

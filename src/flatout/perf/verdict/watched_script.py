@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from importlib.abc import MetaPathFinder
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from flatout.perf.verdict.kept import JudgingCallback, KeptVerdict
@@ -136,9 +136,19 @@ def run_script(script: Path, words: Sequence[str]) -> BaseException | None:
 
 
 def cut_traceback(script: Path, error: BaseException) -> BaseException:
-    """The error with its traceback from the script's own first line on."""
+    """The error with its traceback from the script's own first line on, without lines of this file.
+
+    A method of a Trainer that is judged is called by one of this file.
+    """
+    lines = list[TracebackType]()
     traceback = error.__traceback__
     file = str(script.absolute())
-    while traceback is not None and traceback.tb_frame.f_code.co_filename != file:
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if (lines or name == file) and name != __file__:
+            lines.append(traceback)
         traceback = traceback.tb_next
-    return error.with_traceback(traceback)
+    own: TracebackType | None = None
+    for line in reversed(lines):
+        own = TracebackType(own, line.tb_frame, line.tb_lasti, line.tb_lineno)
+    return error.with_traceback(own)
