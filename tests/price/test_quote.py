@@ -107,6 +107,12 @@ def test_a_run_without_an_end_has_no_price():
         quote_of({"price": {}}, PriceConfig())
 
 
+def test_a_run_of_a_single_step_is_too_short_and_no_stream():
+    plan = {**TRIED["price"]["plan"], "steps": 1}
+    with pytest.raises(UserError, match=r"price: steps of this run: 1, too few"):
+        quote_of({"price": {"plan": plan}}, PriceConfig())
+
+
 def test_runs_one_after_the_other_are_the_sum_of_all():
     quote = quote_of(TRIED, PRICE)
     both = add_quotes([quote, quote])

@@ -149,13 +149,19 @@ def quote_of(
     """
     facts = summary["price"]  # as `close_price` wrote them
     require(
-        "costs" in facts,
+        "plan" in facts,
         "price",
         "the length of this run is not known: its data are a stream",
         hint="Set +trainer.max_steps=STEPS.",
     )
     plan = facts["plan"]
     steps = plan["steps"]
+    require(
+        "costs" in facts,
+        "price",
+        f"steps of this run: {steps}, too few to measure their pace",
+        hint="python -m train takes some seconds for them.",
+    )
     costs = Costs.of(facts["costs"])
     counted = facts["counted"]
     if card is not None:
