@@ -27,7 +27,7 @@ COSTS = Costs(
     save_s=0.5,
     evaluation_s=4.0,
 )
-LENGTHS = PlannedLengths(WORK, validations=2, tries_most_s=0.0)
+LENGTHS = PlannedLengths(WORK, validations=2, tries_share=0.0)
 
 
 def test_the_first_epoch_stands_for_all():

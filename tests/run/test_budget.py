@@ -10,7 +10,13 @@ import pytest
 
 from flatout import TextCNNConfig, TextDataConfig
 from flatout.errors import UserError
-from flatout.price.costs import Costs, PlannedLengths, expect
+from flatout.price.costs import (
+    TRIES_SHARE,
+    TRIES_SHARE_IN_BUDGET,
+    Costs,
+    PlannedLengths,
+    expect,
+)
 from flatout.price.pace import StepPace
 from flatout.report.run_report import RunReport
 from flatout.run import budget
@@ -42,9 +48,7 @@ TRIED = {
 
 def test_the_time_of_a_run_grows_with_its_epochs():
     def seconds_of(epochs):
-        return expect(
-            COSTS, PlannedLengths.of_plan(TRIED["plan"], epochs, tries_most_s=0.0)
-        ).value_s
+        return expect(COSTS, PlannedLengths.of_plan(TRIED["plan"], epochs, tries_share=0.0)).value_s
 
     assert seconds_of(1.0) == pytest.approx(2 + 10 + 1 + 3 + 0.5, rel=0.01)
     assert seconds_of(4.0) == pytest.approx(2 + 4 * 11.5 + 3, rel=0.01)
@@ -58,6 +62,30 @@ def test_a_budget_in_which_not_one_epoch_fits_is_refused_and_leaves_no_run(tmp_p
     with pytest.raises(UserError, match=r"budget: 5s, but one epoch with its evaluation takes 1\d"):
         quiet_fit(DATA, MODEL, budget="5s", folder=tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_the_verdict_of_a_run_with_a_budget_gets_a_smaller_share_of_its_time():
+    def evaluation_s(share):
+        lengths = PlannedLengths.of_plan(TRIED["plan"], 10.0, tries_share=share)
+        return expect(COSTS, lengths).parts_s["evaluation"]
+
+    training_s = 100.0
+    assert evaluation_s(0.0) == 3.0
+    assert evaluation_s(TRIES_SHARE_IN_BUDGET) == pytest.approx(3 + 0.7 * 0.03 * training_s)
+    assert evaluation_s(TRIES_SHARE) == pytest.approx(3 + 0.7 * 0.1 * training_s)
+
+
+@pytest.mark.parametrize(("mixture", "limits_s"), [(None, [0.5]), ({"share": 0.5}, [])])
+def test_the_rival_is_trained_before_the_plan_unless_a_linear_model_answers_too(
+    mixture, limits_s, tmp_path, monkeypatch
+):
+    asked = []
+    tried = {"price": TRIED, "mixture": mixture}
+    monkeypatch.setattr(budget, "try_run", lambda config, begin, seconds: tried)
+    monkeypatch.setattr(budget, "scores_within", lambda *given: asked.append(given[2]))
+    with pytest.raises(UserError, match="budget: 5s, but one epoch"):
+        quiet_fit(DATA, MODEL, budget="5s", folder=tmp_path / "run")
+    assert asked == limits_s
 
 
 def test_a_wrong_budget_and_a_wrong_target_are_refused_before_anything_is_read():

@@ -98,9 +98,11 @@ def test_commands_of_the_pages_price_what_they_name(tmp_path, monkeypatch, capsy
     priced = [words[1:] for words in commands if words[0] == "price"]
     assert len(priced) >= 5
     for words in priced:
-        small = next((more for word, more in SMALLER.items() if word in " ".join(words)), TINY[:2])
+        typed = " ".join(words)
+        smaller = (more for word, more in SMALLER.items() if word in typed)
+        small = next(smaller, TINY[:2])
         # fewer than two steps have no pace
-        epochs = [] if any("sweep" in word for word in words) else ["trainer.max_epochs=4"]
+        epochs = [] if "sweep" in typed else ["trainer.max_epochs=4"]
         assert verb("price", *words, *small, *epochs) == 0, words
         printed = capsys.readouterr().out
         are_several = any("," in word or word.startswith("+") for word in words)

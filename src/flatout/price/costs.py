@@ -30,8 +30,9 @@ _EARLIER = 2
 # What the verdict tries at a run's end, as `perf/verdict/experiments.py` allows it: a share of the
 # training, in short runs a larger one; how much of that it usually uses; beside other processes
 # nothing is tried.
-_TRIES_SHARE = 0.1
-TRIES_MOST_S = 20.0
+TRIES_SHARE = 0.1
+TRIES_SHARE_IN_BUDGET = 0.03
+_TRIES_MOST_S = 20.0
 _TRIES_LEAST_S = 0.2
 _SHORT_S = 3.0
 _SHORT_SHARE = 0.3
@@ -66,15 +67,15 @@ class PlannedLengths:
     work: Work
     validations: int
     save_every_s: float = math.inf
-    # seconds in which the verdict may try what would be faster; 0: it tries nothing
-    tries_most_s: float = TRIES_MOST_S
+    # of the training's time, in which the verdict may try what would be faster; 0: it tries nothing
+    tries_share: float = TRIES_SHARE
     # Rows of a validation, and of the evaluation, for each training row.
     validation_share: float = 0.1
     evaluation_share: float = 0.2
 
     @staticmethod
     def of_plan(
-        plan: Mapping[str, Any], epochs: float | None = None, *, tries_most_s: float = TRIES_MOST_S
+        plan: Mapping[str, Any], epochs: float | None = None, *, tries_share: float = TRIES_SHARE
     ) -> PlannedLengths:
         """The lengths that a summary keeps, or those of the same run with other `epochs`."""
         steps = plan["steps"]
@@ -83,7 +84,7 @@ class PlannedLengths:
         # sums are all that is asked of this work
         work = Work(steps, np.array([0.0, plan["computed_tokens"] / plan["steps"]]))
         validations = math.ceil(plan["validations"] * steps / plan["steps"])
-        return PlannedLengths(work, validations, plan["save_every_s"] or math.inf, tries_most_s)
+        return PlannedLengths(work, validations, plan["save_every_s"] or math.inf, tries_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def expect(
     tries_s = 0.0
     if busy < _TOO_BUSY:
         whole_s = costs.pace.seconds(work.total_steps, work.total)
-        tries_s = _TRIES_USED * _allowed_tries_s(whole_s, lengths.tries_most_s)
+        tries_s = _TRIES_USED * _allowed_tries_s(whole_s, lengths.tries_share)
     parts = {
         "start": 0.0 if at.is_started else costs.start_s,
         "training": training_s,
@@ -157,11 +158,13 @@ def expect(
     return Expected(value_s, value_s / widening, value_s * widening, raw_s, parts)
 
 
-def _allowed_tries_s(training_s: float, most_s: float) -> float:
-    seconds = min(_TRIES_SHARE * training_s, most_s)
+def _allowed_tries_s(training_s: float, share: float) -> float:
+    seconds = min(share * training_s, _TRIES_MOST_S)
     if seconds < _TRIES_LEAST_S:
         return 0.0
-    return max(seconds, min(_SHORT_S, _SHORT_SHARE * training_s, most_s))
+    # in a short run they may take more, unless a budget bounds them
+    more_s = min(_SHORT_S, _SHORT_SHARE * training_s) if share >= TRIES_SHARE else 0.0
+    return max(seconds, more_s)
 
 
 def correction(ratios: Sequence[float], drift: float) -> tuple[float, float]:

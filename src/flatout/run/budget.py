@@ -6,7 +6,7 @@ where the budget does. Each epoch draws other rows. At the start of each later e
 `KeepBudget` plans the rest again by the pace of the steps so far, and the schedule with it.
 
 What else a run does takes part of its budget, and must not come as a surprise. So the rival is
-trained before the plan, and the verdict may try other ways for a small share of the budget.
+trained before the plan, and the verdict may try other ways for a small share of the time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import re
 import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,9 +25,9 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.store_data import StoreData
 from flatout.engine.lightning_internals import callbacks_of, set_callbacks, set_epoch_length
 from flatout.engine.schedule import StepSchedule
-from flatout.errors import UserError, require
+from flatout.errors import require
 from flatout.perf.tune.settings import is_typed
-from flatout.price.costs import Costs, PlannedLengths, expect
+from flatout.price.costs import TRIES_SHARE_IN_BUDGET, Costs, PlannedLengths, expect
 from flatout.price.expected_end import ExpectedEnd
 from flatout.price.settings import Budget
 from flatout.price.words import describe_seconds
@@ -40,7 +39,6 @@ from flatout.run_log import RunLog
 
 _LENGTH = ("max_epochs", "limit_train_batches")
 _TRY_SHARE = 0.05  # of the budget, for the steps of the try
-_VERDICT_SHARE = 0.03  # of the budget, for the verdict's tries at the end
 _HALVINGS = 40
 _MOST_EPOCHS = 1e5
 
@@ -89,10 +87,10 @@ def _plan(config: RunConfig, context: RunContext, data: StoreData[Any, Any]) -> 
     limit_s = budget.seconds(config.price, costs.watts)
     if tried["mixture"] is None:  # else the linear model that answers with the network is scored
         _score_rival(config, data, limit_s, context.folder)
-    tries_s = _VERDICT_SHARE * limit_s if config.monitor.verdict else 0.0
+    tries_share = TRIES_SHARE_IN_BUDGET if config.monitor.verdict else 0.0
 
     def seconds_of(epochs: float) -> float:
-        lengths = PlannedLengths.of_plan(plan, epochs, tries_most_s=tries_s)
+        lengths = PlannedLengths.of_plan(plan, epochs, tries_share=tries_share)
         return expect(costs, lengths, price["ratios"]).value_s
 
     begun_s = time.perf_counter() - context.began
@@ -128,14 +126,11 @@ def _score_rival(config: RunConfig, data: StoreData[Any, Any], limit_s: float, l
 
 
 def keep_budget(run: Run, training: Training, end: ExpectedEnd) -> None:
-    """Let a run with a budget plan its later epochs again, and bound what the verdict tries."""
+    """Let a run with a budget plan its later epochs again."""
     feed = run.parts.train_feed()
     if feed is not None and run.settings.asked.budget is not None:
-        keeper = KeepBudget(run.settings, feed, end)
-        set_callbacks(training.trainer, [*callbacks_of(training.trainer), keeper])
-        noted_watts = None if end.noted is None else end.noted.watts
-        with suppress(UserError):  # without a note of the try, the watts may not be known yet
-            training.tries_most_s = _VERDICT_SHARE * keeper.limit_s(noted_watts)
+        callbacks = callbacks_of(training.trainer)
+        set_callbacks(training.trainer, [*callbacks, KeepBudget(run.settings, feed, end)])
 
 
 class KeepBudget(L.Callback):
@@ -173,15 +168,11 @@ class KeepBudget(L.Callback):
             validations=self.end.clock.counts["validation"] + epochs,
         )
 
-    def limit_s(self, watts: float | None) -> float:
-        """The budget in seconds, at so many watts."""
-        asked = self.settings.asked
-        known_watts = watts or asked.price.watts
-        return Budget.of(str(asked.budget), asked.price).seconds(asked.price, known_watts)
-
     def _seconds_left(self, costs: Costs) -> float:
         """Seconds of training that are left, without those of the evaluation."""
-        limit_s = self.limit_s(self.end.watts)
+        asked = self.settings.asked
+        watts = self.end.watts or asked.price.watts
+        limit_s = Budget.of(str(asked.budget), asked.price).seconds(asked.price, watts)
         noted = self.end.noted or costs
         assert self.end.lengths is not None
         whole = expect(replace(costs, evaluation_s=noted.evaluation_s), self.end.lengths)

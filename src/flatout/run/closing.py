@@ -39,6 +39,7 @@ from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.experiments import MOST_S, SHARE, alone_ms, try_out, try_safely
 from flatout.perf.verdict.gathering import evidence_of
 from flatout.perf.verdict.rules import verdict
+from flatout.price.costs import TRIES_SHARE_IN_BUDGET
 from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page
 from flatout.report.run_report import RunReport
@@ -257,7 +258,8 @@ def judge(
         evidence.not_tried = "on several ranks nothing else is tried"
     elif may_try:
         is_compiled_run = bool(asked.compile) or is_compiled(task.model)
-        most_s = min(MOST_S, training.tries_most_s)
+        trained_s = evidence.total_ms * evidence.batches / 1000
+        most_s = MOST_S if asked.budget is None else TRIES_SHARE_IN_BUDGET * trained_s
         race = partial(try_out, task, feeds, evidence, is_compiled=is_compiled_run, most_s=most_s)
         try_safely(evidence, race)
     return evidence

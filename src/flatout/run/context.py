@@ -8,7 +8,6 @@ Trainer with its callbacks, `RunAnswers` the network when it is trained.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -98,7 +97,7 @@ class Run(RunContext):
     facts: dict[str, Any]  # with which a resumed run is compared
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Training:
     """A Trainer, and the callbacks that later stages ask."""
 
@@ -108,7 +107,6 @@ class Training:
     checkpoints: ExactCheckpoint
     loop: FastLoop
     stopping: list[EarlyStopping]  # of `checkpoint.patience`; the user's own are not among them
-    tries_most_s: float = math.inf  # that the verdict's tries may take, where a budget bounds them
 
 
 class NoAnswers:

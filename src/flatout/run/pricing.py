@@ -21,7 +21,7 @@ from flatout.distributed.ranks import cores_here
 from flatout.engine.run_length import validations
 from flatout.perf.measure.steps import peak_bytes
 from flatout.perf.notes import machine_name
-from flatout.price.costs import TRIES_MOST_S, PlannedLengths
+from flatout.price.costs import TRIES_SHARE, TRIES_SHARE_IN_BUDGET, PlannedLengths
 from flatout.price.energy import EnergyMeter
 from flatout.price.expected_end import ExpectedEnd
 from flatout.price.notes import PriceNotes
@@ -139,7 +139,7 @@ def lengths_of_run(run: Run, training: Training) -> PlannedLengths | None:
     """The steps, validations and checkpoints of a run by its plan; None for one without an end."""
     settings = run.settings
     trainer = training.trainer
-    tries_s = min(TRIES_MOST_S, training.tries_most_s) if settings.asked.monitor.verdict else 0.0
+    tries_share = TRIES_SHARE if settings.asked.budget is None else TRIES_SHARE_IN_BUDGET
     # The steps of a run without an end cannot be counted: Lightning says infinite, or -1.
     total_steps = settings.total_steps or trainer.estimated_stepping_batches
     if not 0 < total_steps < math.inf:
@@ -159,7 +159,7 @@ def lengths_of_run(run: Run, training: Training) -> PlannedLengths | None:
         work=Work.of(run.parts.train_feed(), int(total_steps), steps_an_epoch),
         validations=count,
         save_every_s=math.inf if minutes is None else 60 * minutes,
-        tries_most_s=tries_s,
+        tries_share=tries_share if settings.asked.monitor.verdict else 0.0,
         validation_share=validation,
         # the evaluation reads the validation rows twice: to tune the answers, and to judge them
         evaluation_share=2 * validation + rows.get("test", 0.0),

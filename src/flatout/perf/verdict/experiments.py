@@ -125,7 +125,7 @@ def try_out(
     """
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= WAITS
-    seconds = time_for_tries(trained_s, most_s)
+    seconds = time_for_tries(trained_s, min(most_s, MOST_S))
     if waits:
         seconds = max(seconds, min(_FEEDS_S, trained_s / 2, most_s))
     starving = starved(evidence)

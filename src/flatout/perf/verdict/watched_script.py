@@ -148,7 +148,7 @@ def cut_traceback(script: Path, error: BaseException) -> BaseException:
         if (lines or name == file) and name != __file__:
             lines.append(traceback)
         traceback = traceback.tb_next
-    own: TracebackType | None = None
+    shortened: TracebackType | None = None
     for line in reversed(lines):
-        own = TracebackType(own, line.tb_frame, line.tb_lasti, line.tb_lineno)
-    return error.with_traceback(own)
+        shortened = TracebackType(shortened, line.tb_frame, line.tb_lasti, line.tb_lineno)
+    return error.with_traceback(shortened)
