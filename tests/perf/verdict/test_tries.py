@@ -28,6 +28,7 @@ from flatout.data.feeding import FeedKind
 from flatout.engine import precision
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
+from flatout.perf.measure.steps import Taken
 from flatout.perf.verdict import experiments as tries
 from flatout.perf.verdict import gathering, ways
 from flatout.perf.verdict.gathering import _rows_a_batch, evidence_in
@@ -326,3 +327,32 @@ def test_shares_of_cores_say_nothing_of_a_machine_that_is_not_known(slow, tmp_pa
 def test_doctor_wants_a_runs_folder(tmp_path, capsys):
     assert verb("doctor", tmp_path) == 2
     assert "no summary.json there" in capsys.readouterr().err
+
+
+class SlowSteps:
+    """Steps that take more and more seconds of a clock, as threads do that wait for one core."""
+
+    rows_a_step = 32
+
+    def __init__(self, now: list[float], step_s: float) -> None:
+        self.now = now
+        self.step_s = step_s
+        self.count = 0
+
+    def take(self, least: int) -> Taken:
+        self.count += least
+        self.now[0] += least * self.step_s
+        return Taken(wall_s=least * self.step_s, rows=least * self.rows_a_step)
+
+
+def test_steps_that_warm_up_end_with_the_time_of_the_tries(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("flatout.perf.verdict.experiments.time.perf_counter", lambda: now[0])
+    was = SlowSteps(now, 0.01)
+    waiting = SlowSteps(now, 0.8)
+    never = SlowSteps(now, 0.01)
+    sides = tries._affordable([was, waiting, never], 3_200.0, until=101.5)
+    assert list(sides) == [was]
+    assert was.count == 9
+    assert waiting.count == 3, "one more than fits, and the one that is timed"
+    assert never.count == 0

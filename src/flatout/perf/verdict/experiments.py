@@ -312,7 +312,10 @@ def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, in
             break
         try:
             warming = min(_MOST_WARMING, ROWS_AROUND // side.rows_a_step)
-            side.take(max(1, warming))
+            for _ in range(max(1, warming)):
+                side.take(1)
+                if time.perf_counter() > until:  # such as two threads that wait for one core
+                    break
             taken = side.take(1)
         except (RuntimeError, UserError):  # it does not fit into memory, most likely
             if not affordable:
